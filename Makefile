@@ -49,7 +49,7 @@ test-all: test
 lint: $(TESTS)
 	"$(PYTHON)" -m ruff check .
 	"$(PYTHON)" -m mypy
-	"$(PYTHON)" -m codespell_lib *.py *.md Makefile bench data/prepare.py docs patches peers tests \
+	"$(PYTHON)" -m codespell_lib *.py *.md Makefile bench data/prepare.py docs gpt_speed patches peers tests \
 		results/reference/*/README.md
 
 .venv: .venv/complete

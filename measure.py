@@ -15,10 +15,10 @@ import sys
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports: no traceback
 
-from bench import processes
 from bench.cli import parse, run
-from bench.common import UserError
 from bench.studies import Study
+from gpt_speed import children
+from gpt_speed.common import UserError
 from patches.stack import StackError
 
 
@@ -29,12 +29,12 @@ def main() -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
     try:
         args = parse(argv[:cut])
-        processes.on_signals(processes.interrupt)
+        children.on_signals(children.interrupt)
         return run(args, argv[cut + 1:])
     except (UserError, StackError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "code", 1)
-    except processes.Interrupted as error:
+    except children.Interrupted as error:
         if isinstance(args.subcommand, Study) and "--resume" not in argv:
             argv.insert(1, "--resume")
         print(f"interrupted; to go on: python measure.py {shlex.join(argv)}", file=sys.stderr)

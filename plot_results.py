@@ -14,10 +14,11 @@ import sys
 from pathlib import Path
 
 from bench.catalogue import published_source
-from bench.common import ROOT, UserError, relative, write_whole
+from bench.common import ROOT, relative, write_whole
 from bench.report.pictures import draw_all, load_pyplot, picture_bytes
-from bench.report.tables import markdown
 from bench.studies import all_studies, stages
+from gpt_speed.common import UserError
+from gpt_speed.tables import markdown
 from patches.stack import StackError
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 
-from bench.common import REFERENCE, UserError, has_option, trained_in
+from bench.common import REFERENCE, has_option, trained_in
+from gpt_speed.common import UserError
 from patches import stack
 
 EPOCHS = 15  # of the published experiment

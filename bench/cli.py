@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench import commands
 from bench.catalogue import Scripts
-from bench.common import ROOT, UserError, relative
+from bench.common import ROOT, relative
 from bench.measure.journal import journal_of, measuring
 from bench.measure.plan import Setup
 from bench.measure.run import dry_run, run_study
@@ -15,6 +15,7 @@ from bench.report import machine_section
 from bench.report.tables import text_of
 from bench.studies import Study, all_studies
 from bench.subcommands import GROUPS, Command, Subcommand, all_in, positive
+from gpt_speed.common import UserError
 
 EXAMPLES = """examples:
   python measure.py doctor                        what works here, and what is missing

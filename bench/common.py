@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from gpt_speed.common import UserError
 from patches import stack
 
 ROOT = stack.ROOT
@@ -23,26 +24,12 @@ ELSEWHERE = ("for a new report, name another folder: make report RESULTS=FOLDER,
              " --results-dir FOLDER")
 
 
-class UserError(Exception):
-    """An error that the user can fix, printed as one line; `code` is the exit code."""
-
-    def __init__(self, text: str, code: int = 1):
-        super().__init__(text)
-        self.code = code
-
-
 def relative(part: Any) -> str:
     """Returns a path as seen from the current folder, and other parts of a command as they are."""
     try:
         return os.path.relpath(part) if isinstance(part, Path) else str(part)
     except ValueError:  # on another drive of a Windows machine
         return str(part)
-
-
-def listed(names: Iterable[str]) -> str:
-    """Returns "a", "a and b", "a, b and c"."""
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 def has_option(name: str, options: Iterable[str]) -> bool:

@@ -1,190 +1,21 @@
-"""Child processes of the tools: they end with the tool, and a signal reaches them once."""
+"""What the tools ask of programs of this repository, and of git."""
 
-import ctypes
 import json
-import math
-import os
 import re
-import secrets
-import select
 import shlex
 import shutil
-import signal
-import stat
 import subprocess
 import sys
-import tempfile
-import time
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import common
-from bench.common import ROOT, UserError, listed, relative, tokens_in
+from bench.common import ROOT, relative, tokens_in
+from gpt_speed import children
+from gpt_speed.common import UserError
 
-# Seconds from SIGTERM to SIGKILL: torchrun gives its ranks 30, of which an audit may be one.
-GRACE = 20 if "TORCHELASTIC_RUN_ID" in os.environ else 40
 ANSWER_SECONDS = 600  # an answer takes this long at most, or the GPU or its driver is stuck
 PREPARE_SECONDS = 3600  # for data/prepare.py, which may download over a slow line
-MARKS = "GPT_SPEED_MARKS"  # the variable that holds marks: see run_child
 ERROR = re.compile(r"^([\w.-]+: )?error: ", re.MULTILINE)  # as scripts and argparse begin a line
-prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
-
-
-class Interrupted(BaseException):
-    """Ctrl-C, SIGTERM or SIGHUP. No Exception, so that nothing on its way swallows it."""
-
-
-def on_signals(handler) -> None:
-    """Sets the handler of what ends a program; but `nohup` continues to protect from SIGHUP."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)  # Windows has no SIGHUP
-        if number and (name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN):
-            signal.signal(number, handler)
-
-
-def interrupt(signum, frame) -> None:
-    """A signal handler. Raises Interrupted."""
-    raise Interrupted(signum)
-
-
-def prepare_child(cores: int | None) -> None:
-    """In a child under Linux, before its program starts: Linux ends it if this process is killed,
-    so that it doesn't run on during the next measurement; and it has this many `cores`."""
-    prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-    if cores:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
-
-
-def run_child(
-    command: list, cwd: Path | None = None, timeout: float | None = None, cores: int | None = None,
-    **environment: str,
-) -> tuple[int, str, str]:
-    """Runs a child, under Linux on this many `cores` (None: all), that ends with this process, as
-    all do that it has started; returns its exit code, stdout and stderr. Raises
-    subprocess.TimeoutExpired, with all of them ended, after `timeout` seconds.
-
-    What it starts has sessions of its own and may outlive it, as torchrun's ranks do. So the
-    environment, which they inherit, holds a mark by which they are found."""
-    mark, outer = secrets.token_hex(16), os.environ.get(MARKS, clone_mark())
-    environment = os.environ | environment | {MARKS: f"{outer} {mark}"}
-    child = subprocess.Popen(
-        [str(part) for part in command], env=environment, cwd=cwd, text=True,
-        encoding="utf-8", errors="replace", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C comes here alone, and is passed on once
-        preexec_fn=partial(prepare_child, cores) if prctl else None)
-    try:
-        out, err = output_of(child, mark, timeout)
-    except BaseException as reason:
-        if isinstance(reason, Interrupted):
-            on_signals(signal.SIG_IGN)  # a second one mustn't cut the end short
-        end_child(child, mark)
-        raise
-    finally:
-        kill_marked(mark)
-    return child.returncode, out, err
-
-
-def output_of(child: subprocess.Popen, mark: str, timeout: float | None) -> tuple[str, str]:
-    """Returns a child's stdout and stderr. Its descendants may hold both open after its end, as
-    ranks do when torchrun is killed: they are killed then. Raises subprocess.TimeoutExpired."""
-    end = math.inf if timeout is None else time.monotonic() + timeout
-    while True:
-        try:
-            return child.communicate(timeout=max(0, min(1, end - time.monotonic())))
-        except subprocess.TimeoutExpired:
-            if child.poll() is not None and prctl:
-                kill_marked(mark)
-                return child.communicate(timeout=5)
-            if time.monotonic() >= end:
-                raise
-
-
-def end_child(child: subprocess.Popen, mark: str) -> None:
-    """Ends a child and its descendants by SIGTERM, which torchrun passes on; after GRACE seconds by
-    SIGKILL, also those in sessions of their own, as ranks are."""
-    if os.name != "posix":  # where terminate() kills the child alone
-        subprocess.run(["taskkill", "/F", "/T", "/PID", str(child.pid)], capture_output=True)
-        return
-    family = [] if prctl else descendants(child.pid)
-    child.terminate()
-    try:
-        with suppress(subprocess.TimeoutExpired):
-            output_of(child, mark, GRACE)
-    finally:
-        kill(family)
-
-
-def kill(family: list[int]) -> None:
-    for pid in family:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def kill_marked(mark: str) -> None:
-    """Kills, under Linux, what run_child has started with a mark, and says which processes can't be
-    killed, as those that wait for a GPU's driver."""
-    end = time.monotonic() + 5
-    while (family := marked(mark)) and time.monotonic() < end:  # they may have started more
-        kill(family)
-        time.sleep(0.02)
-    if family:
-        print(f"can't be killed: process {listed(map(str, family))}", file=sys.stderr)
-
-
-def marked(mark: str) -> list[int]:
-    """Returns the processes whose environment holds a mark; only Linux tells. Children inherit it,
-    so that they are found even when the process that started them is gone."""
-    family = []
-    for name in filter(str.isdigit, os.listdir("/proc") if prctl else []):
-        with suppress(OSError):  # it has ended, or is another user's
-            environment = Path("/proc", name, "environ").read_bytes()  # a zombie has none
-            if os.fsencode(mark) in environment:
-                family.append(int(name))
-    return family
-
-
-def clone_mark() -> str:
-    """Returns the mark of all that this clone's tools have started."""
-    return f"gpt-speed in {common.BUILD}:"
-
-
-def still_running() -> list[int]:
-    """Returns, under Linux, what this clone's tools have started, such as ranks that are left after
-    a SIGKILL of all else; nothing inside of what they have started."""
-    return [] if MARKS in os.environ else marked(clone_mark())
-
-
-def descendants(pid: int) -> list[int]:
-    """Returns a process and its descendants, as any Unix tells while those between them live."""
-    answer = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True)
-    pairs = [[*map(int, line.split())] for line in answer.stdout.splitlines()]
-    family = [pid]
-    for parent in family:  # which grows
-        family += [child for child, parent_of_child in pairs if parent_of_child == parent]
-    return family
-
-
-def keep_stdin() -> None:
-    """Replaces a pipe at stdin by a file of what it holds, a MiB of it at most, so that
-    several children can read it."""
-    is_waiting = os.name == "posix" and stat.S_ISFIFO(os.fstat(0).st_mode)
-    with tempfile.TemporaryFile() as kept:
-        while is_waiting and kept.tell() < 2**20 and select.select([0], [], [], 1)[0]:
-            part = os.read(0, 2**16)
-            kept.write(part)
-            is_waiting = bool(part)
-        if kept.tell():
-            kept.flush()
-            os.dup2(kept.fileno(), 0)
-
-
-def rewind_stdin() -> None:
-    """Lets the next child read stdin from its start, if that is a file."""
-    with suppress(OSError):
-        if stat.S_ISREG(os.fstat(0).st_mode):
-            os.lseek(0, 0, os.SEEK_SET)
 
 
 def error_line(text: str) -> str:
@@ -199,7 +30,8 @@ def ask(*command: Any, timeout: Any = None, **environment: Any) -> str:
     seconds (default: ANSWER_SECONDS). Raises UserError."""
     words, seconds = shlex.join(map(relative, command)), timeout or ANSWER_SECONDS
     try:
-        code, out, err = run_child([sys.executable, *command], ROOT, seconds, **environment)
+        code, out, err = children.run_child(
+            [sys.executable, *command], ROOT, seconds, **environment)
     except subprocess.TimeoutExpired:
         raise UserError(f"{words} gave no answer within {seconds:g} s")
     if code:
@@ -218,8 +50,9 @@ def git_commit() -> str | None:
     since; None without git, or where this is no clone."""
     if not (ROOT / ".git").exists() or not shutil.which("git"):
         return None
-    failed, commit, _ = run_child(["git", "rev-parse", "HEAD"], ROOT)
-    edited, *_ = run_child(["git", "diff", "--quiet", "HEAD", "--", ".", ":!results"], ROOT)
+    failed, commit, _ = children.run_child(["git", "rev-parse", "HEAD"], ROOT)
+    edited, *_ = children.run_child(
+        ["git", "diff", "--quiet", "HEAD", "--", ".", ":!results"], ROOT)
     return None if failed else commit.strip() + ("+" if edited else "")
 
 

@@ -5,7 +5,7 @@
 results/reference/published-others.json has the measured speeds. A program of others is predicted
 from the stored work of the script of ours that is most like it; RULES count what differs. Their
 bytes are those of GPT-2 124M with 1,024 tokens, counted for each kernel that reads or writes a
-number of a matrix; nothing in them is fitted to a speed. The constants of bench/predict/speed.py
+number of a matrix; nothing in them is fitted to a speed. The constants of gpt_speed/speed.py
 were chosen by the figures of TUNED_ON, and some figures led to a later change of the model, as
 their field `used` says: judge by the others, the checks. Of a vocabulary that isn't padded a source
 says `unaligned_head` unless PyTorch 2.5 or newer compiled it with its loss, since that pads it.
@@ -22,10 +22,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.cards import CARDS  # noqa: E402
 from bench.catalogue import published  # noqa: E402
 from bench.common import write_whole  # noqa: E402
-from bench.predict.speed import LEAST_BATCH, Work, is_compiled, is_inside, margin  # noqa: E402
 from bench.predict.store import Prediction  # noqa: E402
 from bench.report.pictures import OWN, picture_bytes, rows_of_panels  # noqa: E402
 from bench.report.prediction_tables import (  # noqa: E402
@@ -36,7 +34,9 @@ from bench.report.prediction_tables import (  # noqa: E402
     published_others,
     scripts,
 )
-from bench.report.tables import Table, markdown, num_col, text_col  # noqa: E402
+from gpt_speed.cards import CARDS  # noqa: E402
+from gpt_speed.speed import LEAST_BATCH, Work, is_compiled, is_inside, margin  # noqa: E402
+from gpt_speed.tables import Table, markdown, num_col, text_col  # noqa: E402
 
 TUNED_ON = "twenty cards", "gollem"
 NEAR = 0.2  # an error up to which a prediction counts as near
@@ -143,7 +143,7 @@ def deviation(row: dict) -> float:
 
 def range_by(rows: list[dict], is_compiled: bool, without: str = "") -> float:
     """Returns the margin that holds SHARE of the checks, compiled or not, of all programs but one;
-    that of all is what bench/predict/speed.py has, or less."""
+    that of all is what gpt_speed/speed.py has, or less."""
     return float(np.quantile([
         deviation(row) for row in rows if row["group"] == "check"
         and row["program"] != without and row["is_compiled"] == is_compiled], SHARE))

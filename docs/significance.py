@@ -26,7 +26,7 @@ from bench.analysis.stats import (  # noqa: E402
     POOLED_ROWS,
     PRIOR,
 )
-from bench.report.tables import Column, Table, markdown  # noqa: E402
+from gpt_speed.tables import Column, Table, markdown  # noqa: E402
 
 TABLES = 10_000  # of a cell
 ROWS, ROUNDS = (3, 4, 6, 8, 16, 32), (2, 3, 4, 5, 6)

@@ -135,7 +135,7 @@ def forked_children(monkeypatch):
         done = run_python(*command[1:], cwd=cwd, timeout=timeout, env=os.environ | variables)
         return done.returncode, done.stdout, done.stderr
 
-    monkeypatch.setattr("bench.processes.run_child", run_child)
+    monkeypatch.setattr("gpt_speed.children.run_child", run_child)
 
 
 def read_record(results: Path) -> list[dict]:

@@ -14,13 +14,14 @@ from conftest import ROOT, SIZES
 from bench import processes
 from bench.analysis.rows import rows_of
 from bench.catalogue import Run, Scripts, technique_names
-from bench.common import UserError
 from bench.measure import sizing
 from bench.measure.journal import Measured, append, journal_of, make_result, read_journal
 from bench.measure.plan import Plan, Setup
 from bench.measure.records import COMPLETE, Outcome, Status
 from bench.report import machine_section
 from bench.studies import Study
+from gpt_speed import children
+from gpt_speed.common import UserError
 
 MACHINE = dict(
     device="cuda", gpus=1, name="Some | GPU $x_1$", torch="2.13", python="3.11", os="Linux x86_64",
@@ -153,7 +154,7 @@ class Children:
     """In place of the children of bench.measure.run: each leaves a made-up record in no time.
 
     `does` tells by a run's name what its child does instead: a dict for record_events, or a
-    function of the command and the environment that does as processes.run_child. A signal ends
+    function of the command and the environment that does as children.run_child. A signal ends
     child number `stop_at`. `refuses` is why no script takes its options.
     """
 
@@ -162,7 +163,7 @@ class Children:
         self.does, self.stop_at, self.refuses = {}, None, None
         self.answers = dict(this_machine=machine, matmul_peak=PEAK, matmul_rate=4e12,
                             free_memory=[81_000])
-        monkeypatch.setattr(processes, "run_child", self.run_child)
+        monkeypatch.setattr(children, "run_child", self.run_child)
         monkeypatch.setattr(processes, "ask_machine", self.ask_machine)
         # The order of runs is that of the plan.
         monkeypatch.setattr("bench.measure.run.zlib", SimpleNamespace(crc32=lambda data: None))
@@ -170,6 +171,7 @@ class Children:
         monkeypatch.setattr(sizing, "configurations", self.configurations)
         for module in ("measure.run", "measure.child", "measure.plan", "common"):
             monkeypatch.setattr(f"bench.{module}.BUILD", build)
+        monkeypatch.setattr(children, "HOME", build.parent)
         monkeypatch.setattr(processes, "git_commit", lambda: "0123456789abcdef")
 
     def run_child(self, command, timeout=None, cores=None, **environment):
@@ -179,7 +181,7 @@ class Children:
         self.calls.append(SimpleNamespace(command=command, environment=environment, cores=cores,
                                           timeout=timeout))
         if len(self.calls) == self.stop_at:
-            raise processes.Interrupted(signal.SIGTERM)
+            raise children.Interrupted(signal.SIGTERM)
         self.ran.append((name, int(seed)))
         does = self.does.get(name, {})
         if callable(does):
@@ -201,7 +203,7 @@ class Children:
 def copy_of_checkout(folder: Path, machine: dict | None = None) -> Path:
     """What the tools need of this checkout, elsewhere, without measurements, with a model of one
     small layer. With a `machine`, it answers what is asked of the machine at once."""
-    for part in ("bench", "patches"):
+    for part in ("bench", "gpt_speed", "patches"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     names = ["measure.py", "plot_results.py", "requirements-extras.txt", "README.md",
              "data/prepare.py", "results/reference/published-a100.json"]

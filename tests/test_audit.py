@@ -12,23 +12,25 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, environment, run_python, small, write_tokens
 
-from bench.audit import render
-from bench.audit.checks import CANT_TELL, HAS, LACKS, NO_HARDWARE, NOT_HERE, check
-from bench.audit.price import work_of
-from bench.audit.run import audit, machine_of
-from bench.audit.step import Step
-from bench.cards import CARDS
-from bench.common import UserError
-from bench.predict.speed import seconds
+from bench.commands.audit import machine_of, result_of, write_page
 from bench.predict.store import ask
-from bench.report.gains import OUR_SHARES, expected, gains_of
+from bench.report.gains import gains_of
+from gpt_speed.audit import render
+from gpt_speed.audit.checks import CANT_TELL, HAS, LACKS, NO_HARDWARE, NOT_HERE, check
+from gpt_speed.audit.price import work_of
+from gpt_speed.audit.run import audit
+from gpt_speed.audit.step import Step
+from gpt_speed.cards import CARDS
+from gpt_speed.common import UserError
+from gpt_speed.gains import OUR_SHARES, expected
+from gpt_speed.speed import seconds
 from patches import stack
 
 TOYS = ROOT / "tests" / "audit_toys.py"
-CHILD = ROOT / "bench" / "audit" / "child.py"
+CHILD = ROOT / "gpt_speed" / "audit" / "child.py"
 AUDIT = ROOT / "measure.py", "audit", "--results-dir"
 TORCHRUN = "-m", "torch.distributed.run", "--nproc_per_node=2"
-# As bench.audit.run.machine_of returns it.
+# As bench.commands.audit.machine_of returns it.
 MACHINE = dict(name="AMD EPYC", torch="2", dtype="float32", memory_total=2**34,
                rates=dict(float32=1e11))
 GPU = MACHINE | dict(name="a GPU that nobody knows", capability="9.0", dtype="bfloat16",
@@ -148,7 +150,7 @@ def test_prices(tmp_path):
     (fast,) = report["prices"]
     times = seconds(work_of(Step(facts)), CARDS["RTX 4090"])
     assert (fast["low"] + fast["high"]) / 2 == pytest.approx(32 / sum(times.values()))
-    page, html = render.write_page(report, "", tmp_path)
+    page, html = write_page(report, "", tmp_path)
     assert "| RTX 4090 | " in page.read_text(encoding="utf-8")
     assert html.name == "audit-a.html" and ">RTX 4090</td>" in html.read_text(encoding="utf-8")
     assert json.loads(json.dumps(report)) == report
@@ -227,8 +229,8 @@ def test_updates_before_the_training(forked_children):
 
 def test_both_runs_read_stdin():
     """Through a pipe, which the first empties."""
-    code = ("from bench import processes\nprocesses.keep_stdin()\nfor _ in range(2):\n"
-            "    processes.rewind_stdin()\n    print(processes.run_child(['cat'])[1])")
+    code = ("from gpt_speed import children\nchildren.keep_stdin()\nfor _ in range(2):\n"
+            "    children.rewind_stdin()\n    print(children.run_child(['cat'])[1])")
     done = subprocess.run([sys.executable, "-c", code], input="5\n", text=True, cwd=ROOT,
                           capture_output=True)
     assert done.stdout.split() == ["5", "5"], done.stderr
@@ -323,7 +325,7 @@ def test_a_technique_gains_by_its_share():
 def report_of(facts: dict, folder, cards=(), **timed) -> dict:
     timed = facts | dict(seconds=[1.0] * 5, breaks={}, new_graphs=0, breaks_at=[],
                          recompiled_at=[]) | timed
-    return render.audit_of(["a.py"], timed, facts, facts, folder, cards)
+    return result_of(["a.py"], timed, facts, facts, folder, cards)
 
 
 def test_tokens_and_operations(ladder, tmp_path):
@@ -449,7 +451,7 @@ def test_the_rank_that_fails_says_why(tmp_path):
 @pytest.mark.slow
 def test_ranks_end_after_the_same_step(tmp_path):
     """Though by its own clock each one would end after another."""
-    for path in (ROOT / "bench").rglob("*.py"):
+    for path in (ROOT / "gpt_speed").rglob("*.py"):
         copy = tmp_path / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(path.read_text().replace("LONGEST = 20 ", "LONGEST = 2 "))
@@ -457,7 +459,7 @@ def test_ranks_end_after_the_same_step(tmp_path):
     script.write_text(
         "import json, os, subprocess, sys\n"
         "order = dict(mode='time', report=f'{os.environ[\"RANK\"]}.json')\n"
-        "sys.exit(subprocess.run([sys.executable, 'bench/audit/child.py', json.dumps(order),"
+        "sys.exit(subprocess.run([sys.executable, 'gpt_speed/audit/child.py', json.dumps(order),"
         f" {str(TOYS)!r}, 'one_rank_is_late']).returncode)\n")
     done = run_python(*TORCHRUN, script, cwd=tmp_path, fork=False, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -472,6 +474,6 @@ def test_a_report_is_read_after_a_time_out(monkeypatch):
         report.write_text(json.dumps(dict(how="failed", error="ValueError: the real reason")))
         raise subprocess.TimeoutExpired(command, timeout, stderr=b"its traceback")
 
-    monkeypatch.setattr("bench.processes.run_child", run_child)
+    monkeypatch.setattr("gpt_speed.children.run_child", run_child)
     with pytest.raises(UserError, match="failed: ValueError: the real reason"):
         audit([str(TOYS), "fast"], 2)

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from bench.cards import CARDS
 from bench.cli import make_parser
 from bench.report import readme
 from bench.report.page import write_html
+from gpt_speed.cards import CARDS
 from patches import stack
 
 EXPLORER = readme.EXPLORER.read_text(encoding="utf-8")

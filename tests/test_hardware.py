@@ -27,9 +27,9 @@ from bench.commands.doctor import Doctor
 from bench.common import same_machine, short_name, trained_in
 from bench.measure import environment, hardware, sizing
 from bench.predict import batches
-from bench.predict.allocator import MemoryNeed
 from bench.report import machine_section
 from bench.studies.stages import Stages
+from gpt_speed.memory import MemoryNeed
 
 BFLOAT16, OF_01 = "bfloat16", "01_opt_single_gpu"
 NO_UNITS = "this CPU has no bfloat16 units"

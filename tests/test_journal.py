@@ -20,10 +20,10 @@ from made_up import (
     write_record,
 )
 
-from bench import processes
-from bench.common import UserError
 from bench.measure.journal import append, locked, measuring, newest, read_journal
 from bench.measure.records import COMPLETE, Outcome, RecordError, Status, make_record, read_record
+from gpt_speed import children
+from gpt_speed.common import UserError
 
 GPU = "NVIDIA A100-SXM4-80GB"
 
@@ -245,7 +245,9 @@ HOLD = """
 import pathlib, sys
 from bench import common
 from bench.measure.journal import {0}
+from gpt_speed import children
 common.BUILD = pathlib.Path("build").absolute()
+children.HOME = common.BUILD.parent
 with {0}(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -280,6 +282,7 @@ def test_one_writer_of_a_folder(tmp_path):
 def test_one_measurement_at_a_time(tmp_path, monkeypatch):
     """Also in another folder of results."""
     monkeypatch.setattr("bench.common.BUILD", tmp_path / "build")
+    monkeypatch.setattr(children, "HOME", tmp_path)
     with holding("measuring", tmp_path / "one"):
         with pytest.raises(UserError, match="^another measurement of this clone is running"):
             with measuring(tmp_path / "other"):
@@ -293,8 +296,9 @@ def test_one_measurement_at_a_time(tmp_path, monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the environment of processes")
 def test_what_a_killed_measurement_has_left_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr("bench.common.BUILD", tmp_path / "build")
+    monkeypatch.setattr(children, "HOME", tmp_path)
     sleep = subprocess.Popen(["sleep", "300"], env=os.environ | dict(
-        GPT_SPEED_MARKS=f"{processes.clone_mark()} x"))
+        GPT_SPEED_MARKS=f"{children.clone_mark()} x"))
     try:
         with pytest.raises(UserError, match=f"still runs, .*: process {sleep.pid}$"):
             with measuring(tmp_path):

@@ -17,19 +17,20 @@ from conftest import ROOT, load
 from made_up import setup_of
 from torch.nn import functional
 
-from bench import processes
-from bench.cards import CARDS, FILE, PEAK_FLOPS, Card, named
 from bench.catalogue import STAGES, Scripts, published
 from bench.cli import make_parser
 from bench.commands.predict import Predict, prices, tokens
-from bench.common import REFERENCE, UserError
-from bench.predict import speed, store
-from bench.predict.allocator import MIB, Allocator, DoesNotFit, MemoryNeed, memory_need, simulate
-from bench.predict.speed import Work, seconds, work_at
+from bench.common import REFERENCE
+from bench.predict import store
 from bench.predict.store import Prediction, at_batch, code_of, fitting, key_of, predict_all
 from bench.predict.trace import Recorder
 from bench.report import prediction_tables
-from bench.report.tables import markdown
+from gpt_speed import children, speed
+from gpt_speed.cards import CARDS, FILE, PEAK_FLOPS, Card, named
+from gpt_speed.common import UserError
+from gpt_speed.memory import MIB, Allocator, DoesNotFit, MemoryNeed, memory_need, simulate
+from gpt_speed.speed import Work, seconds, work_at
+from gpt_speed.tables import markdown
 
 SCRIPTS = Scripts()
 RUNGS = SCRIPTS.ladder()
@@ -221,7 +222,7 @@ def test_the_code_of_a_script_in_any_python(tmp_path):
     paths = [tmp_path / "changing.py", *(ROOT / name for name in STAGES.values())]
     own = [code_of(path.read_bytes()) for path in paths]
     for python in other_pythons():
-        code, out, err = processes.run_child([python, "-c", HASH, *paths], ROOT)
+        code, out, err = children.run_child([python, "-c", HASH, *paths], ROOT)
         assert (code, out.split()) == (0, own), (python, err)
 
 
@@ -330,8 +331,8 @@ def test_what_can_not_be_traced_is_said_in_a_line(name, options, says):
 
 
 def test_a_child_that_breaks(monkeypatch):
-    run_child = processes.run_child
-    monkeypatch.setattr(processes, "run_child", lambda command, *args, **how: run_child(
+    run_child = children.run_child
+    monkeypatch.setattr(children, "run_child", lambda command, *args, **how: run_child(
         [sys.executable, "-c", "raise SystemExit('error: no memory')"], *args, **how))
     with pytest.raises(UserError, match="^what it takes can't be predicted: no memory$"):
         store.ask(b"", SMALL, [1])

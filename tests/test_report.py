@@ -25,17 +25,20 @@ from made_up import (
 )
 
 import plot_results
-from bench import cli, processes
+from bench import cli
 from bench.analysis.rows import rows_of
-from bench.common import REFERENCE, UserError
+from bench.common import REFERENCE
 from bench.measure.environment import ram_gb
 from bench.measure.journal import read_journal
 from bench.report import machine_section, page, readme
 from bench.report.machine_section import all_factors, headline
 from bench.report.notes import full_notes, provenance
 from bench.report.pictures import place_of
-from bench.report.tables import Table, found_in, full_table, markdown, num_col, text_col
+from bench.report.tables import found_in, full_table
 from bench.studies import all_studies
+from gpt_speed import children
+from gpt_speed.common import UserError
+from gpt_speed.tables import Table, markdown, num_col, text_col
 from patches import stack
 
 LOOK = dict(memory_gb=24.0, matmul_peak=PEAK, compile_error=None,
@@ -229,7 +232,7 @@ def test_stopped_anywhere_it_ends_with_the_same_figures(reports, tmp_path, no_pi
     for place in range(1, len(whole) + 1):
         reports.children.calls.clear()
         reports.children.stop_at, folder = place, tmp_path / str(place)
-        with pytest.raises(processes.Interrupted):
+        with pytest.raises(children.Interrupted):
             reports.make("--techniques", "0,3", results=folder, **short)
         before = reports.ran
         assert "Not finished: " in (folder / "report.md").read_text(encoding="utf-8")

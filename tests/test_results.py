@@ -19,7 +19,7 @@ from made_up import (
 
 from bench.commands import results as module
 from bench.commands.results import Compare, Pack, what_is_missing
-from bench.common import UserError
+from gpt_speed.common import UserError
 
 SPEEDS = [100.0, 101.0, 102.0, 103.0]
 

@@ -37,7 +37,7 @@ from bench import common, processes
 from bench.analysis.rows import rows_of
 from bench.catalogue import Run
 from bench.commands.doctor import Doctor, Fits
-from bench.common import ELSEWHERE, UserError, sha256
+from bench.common import ELSEWHERE, sha256
 from bench.measure import run, sizing
 from bench.measure.journal import data_of, journal_of, read_journal
 from bench.measure.plan import SCRATCH, Job
@@ -46,6 +46,8 @@ from bench.measure.sizing import in_words, seconds_left
 from bench.predict.batches import batches_that_fit
 from bench.report import machine_section
 from bench.studies import Study, all_studies
+from gpt_speed import children
+from gpt_speed.common import UserError
 
 STUDIES = all_studies()
 TINY = "--model cpu-demo --context-length 16 --eval-windows 2".split()
@@ -258,7 +260,7 @@ def test_a_plan_may_depend_on_the_rows_of_the_one_before(place):
     for place.children.stop_at in (2, 3, 5):
         place.path.unlink()
         place.children.calls.clear()
-        with pytest.raises(processes.Interrupted):
+        with pytest.raises(children.Interrupted):
             place.run(study(), rounds=2)
         assert place.run(study(), rounds=2, resume=True) == whole[
             place.children.stop_at - 1 :]
@@ -584,8 +586,8 @@ def test_a_child_does_not_outlive_the_tool(tmp_path):
         "pathlib.Path('pid').write_text(str(os.getpid()))\n"
         "while not os.path.exists('got'): time.sleep(0.02)\n"
         "time.sleep(0.3)\n")
-    code = ("import sys; from bench import processes; processes.on_signals(processes.interrupt)\n"
-            "processes.run_child([sys.executable, 'child.py'])")
+    code = ("import sys; from gpt_speed import children; children.on_signals(children.interrupt)\n"
+            "children.run_child([sys.executable, 'child.py'])")
     tool = subprocess.Popen(
         [sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.DEVNULL,
         env=environment(PYTHONPATH=str(ROOT)), start_new_session=True)
@@ -633,15 +635,15 @@ def is_running(pid: int) -> bool:
 def test_a_rank_does_not_outlive_its_launcher(tmp_path, monkeypatch, does, linux):
     """Neither one that hangs, nor one whose launcher is gone; its output is that until then."""
     (tmp_path / "rank.py").write_text(RANK)
-    monkeypatch.setattr(processes, "GRACE", 0.2)
+    monkeypatch.setattr(children, "GRACE", 0.2)
     if not linux:
-        monkeypatch.setattr(processes, "prctl", None)
+        monkeypatch.setattr(children, "prctl", None)
     launcher = [sys.executable, "-c", LAUNCHER, does]
     if does == "end":
-        assert processes.run_child(launcher, tmp_path, timeout=60) == (0, "started\n", "")
+        assert children.run_child(launcher, tmp_path, timeout=60) == (0, "started\n", "")
     else:
         with pytest.raises(subprocess.TimeoutExpired):
-            processes.run_child(launcher, tmp_path, timeout=3)
+            children.run_child(launcher, tmp_path, timeout=3)
     assert not is_running(int((tmp_path / "rank").read_text()))
 
 
@@ -658,7 +660,7 @@ def test_a_question_has_a_time_limit(tmp_path, monkeypatch):
 @pytest.fixture
 def main(place, monkeypatch, capsys):
     """measure.main() in this process, with made-up runs: (exit code, stdout, stderr)."""
-    monkeypatch.setattr(processes, "on_signals", lambda handler: None)
+    monkeypatch.setattr(children, "on_signals", lambda handler: None)
 
     def run(*argv):
         options = [str(part) for part in argv]
@@ -716,7 +718,8 @@ def test_what_the_scripts_refuse(main, monkeypatch, tmp_path):
     """With the real children, but for the machine."""
     monkeypatch.undo()
     monkeypatch.setattr(common, "BUILD", tmp_path / "build")  # other tests measure, too
-    monkeypatch.setattr(processes, "on_signals", lambda handler: None)
+    monkeypatch.setattr(children, "HOME", tmp_path)
+    monkeypatch.setattr(children, "on_signals", lambda handler: None)
     monkeypatch.setattr(processes, "ask_machine", main.children.ask_machine)
     monkeypatch.setattr(machine_section, "this_machine", lambda: CPU)
     code, out, err = main("ladder", "--techniques", "0,8", "--", *TINY, "--no-compile")

@@ -5,10 +5,11 @@ from made_up import CPU, MACHINE, setup_of
 
 from bench import catalogue as module
 from bench.catalogue import Scripts, lacking
-from bench.common import ROOT, UserError
+from bench.common import ROOT
 from bench.report import explorer
 from bench.studies.ladder import Ladder
 from bench.studies.stages import Stages
+from gpt_speed.common import UserError
 from patches import stack
 
 AMD = MACHINE | dict(cuda=None, capability="9.4")

@@ -19,11 +19,11 @@ from made_up import (
 )
 
 from bench.analysis.rows import rows_of
-from bench.common import UserError
 from bench.report.tables import found_in, text_of
 from bench.studies import search, time_to_loss
 from bench.studies.search import Point, Search, next_points, ranked, read_search
 from bench.studies.time_to_loss import TimeToLoss
+from gpt_speed.common import UserError
 from patches.stack import StackError
 
 MUON = "optimizer-muon+memory-checkpoint"

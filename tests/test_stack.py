@@ -28,7 +28,7 @@ from conftest import (
 
 from bench import cli
 from bench.catalogue import Scripts
-from bench.common import UserError
+from gpt_speed.common import UserError
 from patches import stack
 
 FIRST, LAST, DDP = "00_orig.py", "01_opt_single_gpu.py", "02_opt_multi_gpu_ddp.py"

@@ -26,14 +26,16 @@ from matplotlib import pyplot as plt
 
 from bench.analysis.rows import rows_of
 from bench.catalogue import Scripts
-from bench.common import ROOT, UserError
+from bench.common import ROOT
 from bench.measure.plan import SCRATCH, Plan
 from bench.report.gains import gains_of
 from bench.report.pictures import picture_bytes
-from bench.report.tables import excerpts_of, found_in, markdown, picture_name, text_of
+from bench.report.tables import excerpts_of, found_in, picture_name, text_of
 from bench.studies import all_studies, search, stages
 from bench.studies.profile import kind_of
 from bench.studies.scaling import numbers
+from gpt_speed.common import UserError
+from gpt_speed.tables import markdown
 from patches import stack
 
 STUDIES = all_studies()

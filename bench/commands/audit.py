@@ -4,13 +4,20 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from bench.audit import render
-from bench.audit.run import audit, machine_of
-from bench.cards import named
-from bench.common import ROOT, UserError, relative
+from bench import processes
+from bench.common import ROOT, relative, write_whole
+from bench.report.gains import gains_of
+from bench.report.page import write_html
 from bench.subcommands import Command, above_0
+from gpt_speed.audit import render
+from gpt_speed.audit.run import audit
+from gpt_speed.audit.step import Step
+from gpt_speed.cards import PEAK_FLOPS, named
+from gpt_speed.common import UserError
+from patches import stack
 
 
 class Audit(Command):
@@ -50,8 +57,37 @@ class Audit(Command):
         timed, watched = audit(command, args.minutes, args.python)
         if int(os.environ.get("RANK", 0)):
             return ""
-        result = render.audit_of(command, timed, watched, machine_of(timed), setup.results, cards)
-        pages = render.write_page(result, args.name, folder)
+        result = result_of(command, timed, watched, machine_of(timed), setup.results, cards)
+        pages = write_page(result, args.name, folder)
         if args.json:
             return json.dumps(result)
         return render.text(result) + ", ".join(map(relative, pages))
+
+
+def result_of(command: list[str], timed: dict, watched: dict, machine: dict, results: Path,
+              cards: Sequence[str] = ()) -> dict:
+    """Returns an audit with what the techniques gained on the ladder's machines."""
+    step = Step(watched | machine | dict(system=timed["system"]))
+    names = {patch.name: patch.fields["Technique"] for patch in stack.load()}
+    gains, gains_from = gains_of(machine, step.device, results)
+    return render.audit_of(command, step, timed, machine, names, gains, gains_from, cards)
+
+
+def machine_of(timed: dict) -> dict:
+    """Describes the device that a script trained on, with its memory in bytes (None where the
+    system hides it) and, without a datasheet, the FLOP/s of its matmuls."""
+    hidden = {} if timed["device"] == "cuda" else dict(CUDA_VISIBLE_DEVICES="")
+    machine = processes.ask_machine("this_machine", **hidden)
+    if machine["name"] not in PEAK_FLOPS:
+        machine |= dict(rates=processes.ask_machine("matmul_peak", **hidden))
+    ram = None if machine["ram_gb"] is None else machine["ram_gb"] * 2**30
+    return machine | dict(torch=timed["torch"], memory_total=timed["memory_total"] or ram)
+
+
+def write_page(result: dict, name: str, results: Path) -> list[Path]:
+    """Writes audit-NAME.md, and .html if possible. Raises UserError."""
+    script, *rest = result["command"]
+    title = rest[0] if script == "-m" else Path(script).stem
+    page = results / f"audit-{name or title}.md"
+    write_whole(page, f"# Audit of {title}\n\n{render.text(result)}")
+    return [page, *filter(None, [write_html(page)])]

@@ -5,7 +5,7 @@ import sys
 import time
 from dataclasses import replace
 
-from bench.common import UserError, relative
+from bench.common import relative
 from bench.measure.journal import measuring
 from bench.measure.plan import Setup
 from bench.measure.run import run_study
@@ -15,6 +15,7 @@ from bench.report.page import write_page
 from bench.report.readme import write_readme
 from bench.studies import Study, all_studies
 from bench.subcommands import Command, above_0, positive
+from gpt_speed.common import UserError
 from patches.stack import StackError
 
 PAGE_SECONDS = 20  # to draw and write the page at the end

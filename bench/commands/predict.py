@@ -4,14 +4,15 @@ the batch that fits, the tokens per second, and what a number of tokens costs.""
 import re
 from pathlib import Path
 
-from bench.cards import CARDS, Card, named
 from bench.catalogue import Run
-from bench.common import UserError, has_option
-from bench.predict.speed import KINDS, LEAST_BATCH, UNCHECKED
+from bench.common import has_option
 from bench.predict.store import OTHERS, Prediction, code_of, fitting, predict, predict_all, span
 from bench.report import prediction_tables
-from bench.report.tables import Table, markdown, num_col, text_col
 from bench.subcommands import Command, above_0, number_from, positive
+from gpt_speed.cards import CARDS, Card, named
+from gpt_speed.common import UserError
+from gpt_speed.speed import KINDS, LEAST_BATCH, UNCHECKED
+from gpt_speed.tables import Table, markdown, num_col, text_col
 from patches import stack
 
 FEW = 4  # cards: of each the answer has a sentence, of more a table alone

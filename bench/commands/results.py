@@ -8,14 +8,16 @@ from pathlib import Path
 from bench.analysis.rows import Row
 from bench.analysis.stats import POOLED_LEVEL, significant
 from bench.catalogue import technique_names
-from bench.common import DAMAGE, REFERENCE, UserError, relative
+from bench.common import DAMAGE, REFERENCE, relative
 from bench.measure.journal import locked
 from bench.report.machine_section import read_look
 from bench.report.notes import machine_note, provenance
 from bench.report.page import write_page
-from bench.report.tables import INTERVAL, Column, Table, credited, fmt, found_in, markdown
+from bench.report.tables import INTERVAL, credited, found_in
 from bench.studies import all_studies
 from bench.subcommands import Command
+from gpt_speed.common import UserError
+from gpt_speed.tables import Column, Table, fmt, markdown
 
 ENOUGH = {"stages": 4, "ladder": 3}  # rounds of 00 and 01, in either study
 COPIED = ".jsonl", ".json", ".md", ".html", ".png"

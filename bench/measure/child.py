@@ -12,11 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from bench import processes
-from bench.common import BUILD, UserError, relative, remove_built, sha256
+from bench.common import BUILD, relative, remove_built, sha256
 from bench.measure.journal import Measured, Result, append, journal_of, make_result
 from bench.measure.plan import SCRATCH, Job, Setup
 from bench.measure.records import Outcome, RecordError, Status, make_record, read_events
 from bench.measure.sizing import Length
+from gpt_speed import children
+from gpt_speed.common import UserError
 
 HANG_SECONDS = 600  # and five times the estimate; then a run is ended
 # What scripts say where they end before their record begins, or in one rank of several.
@@ -55,7 +57,7 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
         append(journal, start)
         began, timeout = time.perf_counter(), HANG_SECONDS + 5 * length.seconds
         try:
-            code, _, err = processes.run_child(command, timeout=timeout, cores=run.cores,
+            code, _, err = children.run_child(command, timeout=timeout, cores=run.cores,
                                                **environment)
         except subprocess.TimeoutExpired:
             code, err = None, f"ended after {timeout:.0f} s: it hung, or is far too slow"

@@ -25,11 +25,13 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 
-from bench import common, processes
-from bench.common import UserError, relative
+from bench import common
+from bench.common import relative
 from bench.measure import records
 from bench.measure.plan import Job, Plan, Setup
 from bench.measure.records import NUMBER, Outcome, Record, RecordError, Status
+from gpt_speed import children
+from gpt_speed.common import UserError, listed
 
 # The fields that are read here, and their types.
 HEADER = dict(id=str, study=str, kind=str, time=str, machine=dict, matmul_peak=dict,
@@ -267,7 +269,7 @@ def measuring(results: Path) -> Iterator[None]:
     UserError where another one runs, or is killed but still has processes; OSError."""
     refusal = "another measurement of this clone is running: two at once would distort each other"
     with locked(results), locked(common.BUILD, refusal):
-        if left := processes.still_running():
+        if left := children.still_running():
             raise UserError("of an earlier start of measure.py still runs, and would distort this"
-                            f" one: process {common.listed(map(str, left))}")
+                            f" one: process {listed(map(str, left))}")
         yield

@@ -26,8 +26,8 @@ from pathlib import Path
 from statistics import quantiles
 from typing import NamedTuple
 
-from bench.cards import PEAK_FLOPS
 from bench.common import other_text
+from gpt_speed.cards import PEAK_FLOPS
 
 WARM_UP = 2  # steps that a median leaves out
 NUMBER = int | float

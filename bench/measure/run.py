@@ -10,13 +10,14 @@ import zlib
 from dataclasses import fields, replace
 
 from bench import common, processes
-from bench.common import BUILD, ELSEWHERE, UserError, relative
+from bench.common import BUILD, ELSEWHERE, relative
 from bench.measure import sizing
 from bench.measure.child import command_of, printed, run_job
 from bench.measure.journal import Measured, Result, append, data_of, journal_of, read_journal
 from bench.measure.plan import Job, Plan, Setup
 from bench.measure.records import TOO_LARGE, Status
 from bench.measure.sizing import in_words
+from gpt_speed.common import UserError, listed
 
 # Fields in which a plan may differ from the one that it continues.
 MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "batches", "order"}
@@ -135,7 +136,7 @@ class Measurement:
         measured.resume(earlier)
         if lost := {result.name for result in earlier.results} - {
                 result.name for result in measured.results}:
-            print(f"changed since, so measured again: {common.listed(sorted(lost))}", flush=True)
+            print(f"changed since, so measured again: {listed(sorted(lost))}", flush=True)
         self.configs = sizing.configurations(able, setup) if measured.jobs_left() else {}
 
     def begin(self) -> None:

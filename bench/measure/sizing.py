@@ -11,12 +11,13 @@ from pathlib import Path
 from statistics import median
 
 from bench import processes
-from bench.cards import A100_FLOPS
 from bench.catalogue import EPOCHS, Run
-from bench.common import BOOK_TOKENS, UserError, has_option, tokens_in, trained_in
+from bench.common import BOOK_TOKENS, has_option, tokens_in, trained_in
 from bench.measure.journal import Result
 from bench.measure.plan import Job, Plan, Setup
 from bench.measure.records import comparison_point, tokens_per_step
+from gpt_speed.cards import A100_FLOPS
+from gpt_speed.common import UserError
 
 # What every script is given, so that runs can be compared.
 OWN_OPTIONS = {

@@ -4,9 +4,10 @@ import sys
 
 from bench import processes
 from bench.catalogue import FLOAT16, in_float16
-from bench.common import UserError, has_option, trained_in
+from bench.common import has_option, trained_in
 from bench.measure.plan import Setup
 from bench.predict.store import fitting, predict
+from gpt_speed.common import UserError
 
 PUBLISHED = {"8": "0", "32": "10-batch-size"}  # the first script with each size
 LOADED = 300  # MiB that kernels and libraries still take of what is free

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import processes
-from bench.cards import Card
 from bench.catalogue import EPOCHS, Scripts
-from bench.common import BOOK_TOKENS, REFERENCE, ROOT, UserError, read_kept, sha256, write_whole
-from bench.predict import speed
-from bench.predict.allocator import MemoryNeed, memory_need
-from bench.predict.speed import Work
+from bench.common import BOOK_TOKENS, REFERENCE, ROOT, read_kept, sha256, write_whole
+from gpt_speed import children, speed
+from gpt_speed.cards import Card
+from gpt_speed.common import UserError
+from gpt_speed.memory import MemoryNeed, memory_need
+from gpt_speed.speed import Work
 
 BATCHES = [2**k for k in range(10)]
 OTHERS = 614  # MiB: the driver's own, its kernels, and a display
@@ -39,7 +40,7 @@ class Prediction(NamedTuple):
     code: str  # code_of() the traced script
 
     def seconds(self, batch: int, card: Card) -> dict[str, float] | None:
-        """Returns the seconds of a step, as bench.predict.speed.seconds()."""
+        """Returns the seconds of a step, as gpt_speed.speed.seconds()."""
         return speed.seconds(speed.work_at(batch, self.steps), card)
 
     def tok_per_sec(self, batch: int, card: Card) -> float | None:
@@ -169,7 +170,7 @@ def ask(text: bytes, options: list[str], batches: Sequence[int], optional: Seque
         script = Path(folder, "script.py")
         script.write_bytes(text)
         requests = [dict(script=str(script), options=options, batch=batch) for batch in batches]
-        code, out, err = processes.run_child(
+        code, out, err = children.run_child(
             [sys.executable, "-m", "bench.predict.trace", json.dumps(requests)], ROOT,
             OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",  # it computes nothing
             PYTHONUTF8="1")  # PyTorch reads its own files by the locale

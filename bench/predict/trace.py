@@ -28,12 +28,12 @@ from torch.utils._pytree import tree_iter
 
 from bench.common import load_script
 from bench.predict import meta_patches
-from bench.predict.allocator import WORKSPACE
 from bench.predict.compiled import PYTORCH, compile_only_models
-from bench.predict.counting import bytes_of, kernel_of
 from bench.predict.meta_patches import WORLD_SIZE, aten, is_meta, key_of
-from bench.predict.speed import Work
 from bench.processes import error_line
+from gpt_speed.counting import bytes_of, kernel_of
+from gpt_speed.memory import WORKSPACE
+from gpt_speed.speed import Work
 
 STEPS = 3
 MOST_TOKENS = 2**22  # of a step: a larger one takes minutes, since its windows are made

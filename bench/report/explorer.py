@@ -3,11 +3,11 @@ whose prediction is stored, whether it fits, what it reserves, and how fast it t
 
 import json
 
-from bench.cards import CARDS, Card
 from bench.catalogue import FLOAT16, STAGES, Run
 from bench.predict.store import BATCHES, OTHERS, Prediction
 from bench.report import prediction_tables as stored
 from bench.report.technique_pages import prose_of
+from gpt_speed.cards import CARDS, Card
 from patches import stack
 
 MODELS = "gpt2", *stored.LARGER

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from bench import common, processes
 from bench.analysis.rows import Row
-from bench.common import UserError, difference, read_kept, relative, trained_in, write_whole
-from bench.report.notes import SINGLE_RUNS, counted, peak_note
-from bench.report.tables import fmt, found_in, rows_in, spread
+from bench.common import difference, read_kept, relative, trained_in, write_whole
+from bench.report.notes import SINGLE_RUNS, peak_note
+from bench.report.tables import found_in, rows_in, spread
+from gpt_speed.common import UserError, counted
+from gpt_speed.tables import fmt
 
 FIELDS = {"machine", "matmul_peak", "memory_gb", "compile_error", "missing"}
 

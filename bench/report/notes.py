@@ -5,8 +5,8 @@ import shlex
 from collections.abc import Iterable
 
 from bench.analysis.rows import Row
-from bench.common import listed
 from bench.measure.journal import Measured
+from gpt_speed.common import counted, listed
 
 SINGLE_RUNS = "single runs, no significance"
 
@@ -31,16 +31,6 @@ def provenance(measured: Iterable[Measured]) -> str:
 def one_reference(rows: list[Row]) -> bool:
     """Returns whether every row is compared to the first one."""
     return all(row.factor == row.factor_baseline for row in rows)
-
-
-def counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
-def memory_text(used: float | None, total: float | None) -> str:
-    """Writes numbers of bytes as "1.0 of 80.0 GB", with "?" where the system hides one."""
-    sizes = ["?" if size is None else f"{size / 2**30:.1f}" for size in (used, total)]
-    return " of ".join(sizes) + " GB"
 
 
 def rounds_note(measured, rows: list[Row]) -> str:

@@ -5,12 +5,14 @@ import json
 from functools import cache
 from pathlib import Path
 
-from bench.cards import BY_NAME, CARDS, Card
 from bench.catalogue import EPOCHS, Run, Scripts
-from bench.common import REFERENCE, UserError
+from bench.common import REFERENCE
 from bench.predict.batches import PUBLISHED
 from bench.predict.store import NAME, OTHERS, Prediction, fitting, key_of, load
-from bench.report.tables import Table, num_col, rows_in, text_col
+from bench.report.tables import rows_in
+from gpt_speed.cards import BY_NAME, CARDS, Card
+from gpt_speed.common import UserError
+from gpt_speed.tables import Table, num_col, text_col
 
 GPT2 = ["--model", "gpt2"]
 GPUS = 4  # of 02, as it was published

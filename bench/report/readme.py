@@ -5,11 +5,13 @@ import re
 from functools import cache
 from pathlib import Path
 
-from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
+from bench.common import REFERENCE, ROOT, relative, write_whole
 from bench.report import explorer, prediction_tables, technique_pages, waterfall
 from bench.report.notes import provenance
 from bench.report.pictures import picture_bytes
-from bench.report.tables import excerpts_of, found_in, markdown
+from bench.report.tables import excerpts_of, found_in
+from gpt_speed.common import UserError
+from gpt_speed.tables import markdown
 
 EXPLORER = ROOT / "docs" / "explorer.html"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), EXPLORER,

@@ -1,28 +1,13 @@
-"""Tables in Markdown: their cells, the columns that studies share, and the tables of a folder of
-results."""
+"""The columns that studies share, and the tables of a folder of results."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 from bench.analysis.rows import Row, rows_of
 from bench.measure.journal import Measured, journal_of, newest, read_journal
 from bench.report.notes import one_reference, rounds_note
-
-
-class Column(NamedTuple):
-    heading: str
-    cell: Callable[..., str]  # from a row to its text, "" where there is nothing to show
-    left: bool = False  # set to the left, as text is
-
-
-class Table(NamedTuple):
-    columns: list[Column]
-    rows: list  # of bench.analysis.rows.Row, or of what else the columns' cells take
-    caption: str = ""
-    missing: str = ""  # what stands in an empty cell
-    every_column: bool = False  # also those without a figure
+from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col
 
 
 def credited(row, name: str) -> str:
@@ -38,10 +23,6 @@ def picture_name(study: str, kind: str) -> str:
 # ---- Cells and columns -------------------------------------------------------------------------
 
 
-def fmt(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
-
-
 def spread(values: Sequence[float] | None, form: str = ",.0f") -> str:
     """Returns the least and the greatest of several values; "" for one or none."""
     return f"{min(values):{form}}–{max(values):{form}}" if values and len(values) > 1 else ""
@@ -49,24 +30,6 @@ def spread(values: Sequence[float] | None, form: str = ",.0f") -> str:
 
 def bold(text: str, significance: str | None) -> str:
     return f"**{text}**" if text and significance in ("faster", "slower") else text
-
-
-def lookup(row, name: str):
-    """Returns a row's value by a name such as "record.mfu", of attributes or keys; None where one
-    of them is None or there is no such key."""
-    for part in name.split("."):
-        row = row.get(part) if isinstance(row, dict) else row and getattr(row, part)
-    return row
-
-
-def num_col(heading: str, name: str, form: str = "") -> Column:
-    """Returns a column of a figure, by its name in a row."""
-    return Column(heading, lambda row: fmt(lookup(row, name), form))
-
-
-def text_col(heading: str, name: str) -> Column:
-    """Returns a column of text, by its name in a row."""
-    return Column(heading, lambda row: lookup(row, name) or "", True)
 
 
 RUN = text_col("run", "label")
@@ -77,28 +40,6 @@ RANGE = Column("range", lambda row: spread(row.speeds))
 GB = num_col("GB", "reserved_gb", ".2f")
 LOSS = num_col("val loss", "val_loss", ".4f")
 EXPECTED_LOSS = text_col("expected effect on the loss", "run.loss")
-
-
-def markdown(*tables: Table) -> str:
-    """Returns the tables' text. A column without a figure is left out, unless the table wants
-    every one."""
-    texts = []
-    for table in tables:
-        columns = []
-        for column in table.columns:
-            cells = [column.cell(row) for row in table.rows]
-            if any(cells) or table.every_column:
-                columns.append([column.heading, ":--" if column.left else "--:", *cells])
-        lines = [" | ".join(cell_text(text or table.missing) for text in line)
-                 for line in zip(*columns, strict=True)]
-        caption = f"{table.caption}\n\n" if table.caption else ""
-        texts.append(caption + "".join(f"| {line} |\n" for line in lines))
-    return "\n".join(texts)
-
-
-def cell_text(text: str) -> str:
-    """Returns a cell in one line; a text of a record's may hold anything."""
-    return "".join(c if c.isprintable() else " " for c in text).replace("|", r"\|")
 
 
 # ---- What was measured -------------------------------------------------------------------------

@@ -12,17 +12,8 @@ from bench.report import prediction_tables
 from bench.report.machine_section import all_factors
 from bench.report.notes import SINGLE_RUNS
 from bench.report.pictures import place_of
-from bench.report.tables import (
-    Column,
-    Table,
-    bold,
-    fmt,
-    markdown,
-    num_col,
-    rows_in,
-    spread,
-    text_col,
-)
+from bench.report.tables import bold, rows_in, spread
+from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col
 from patches import stack
 
 # What variants are for: the beginnings of their names, in order; "" of all that are left.

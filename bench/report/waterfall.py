@@ -6,7 +6,8 @@ from collections.abc import Callable
 from bench.analysis.rows import Row
 from bench.common import REFERENCE
 from bench.report.pictures import MEMORY, OWN, colour_legend, colour_of, lay_rows, rows_of_panels
-from bench.report.tables import fmt, rows_in
+from bench.report.tables import rows_in
+from gpt_speed.tables import fmt
 
 BEFORE = "#DCE5EC"  # what is gained already
 

@@ -11,8 +11,9 @@ from bench.measure.journal import Measured
 from bench.measure.plan import STEPS, TOKENS, Plan, Setup
 from bench.measure.run import failed
 from bench.report.notes import full_notes
-from bench.report.tables import Table, full_table, picture_name
+from bench.report.tables import full_table, picture_name
 from bench.subcommands import Subcommand, all_in
+from gpt_speed.tables import Table
 
 
 class Study(Subcommand):

@@ -4,8 +4,9 @@ from bench.analysis.rows import Row
 from bench.measure.plan import EVERY_ROUND, Plan
 from bench.report import waterfall
 from bench.report.pictures import place_of
-from bench.report.tables import Column, Table, bold, credited, fmt, num_col, spread
+from bench.report.tables import bold, credited, spread
 from bench.studies import Study
+from gpt_speed.tables import Column, Table, fmt, num_col
 
 
 class Ladder(Study):

@@ -5,11 +5,12 @@ import re
 from pathlib import Path
 from statistics import fmean
 
-from bench.common import UserError, write_whole
+from bench.common import write_whole
 from bench.measure.plan import Plan
 from bench.measure.records import read_record
-from bench.report.tables import Column, Table, num_col, text_col
 from bench.studies import Study
+from gpt_speed.common import UserError
+from gpt_speed.tables import Column, Table, num_col, text_col
 
 TOP = 20  # operations that are shown
 PROFILE, TRACE = "profile.json", "profile.trace.json"

@@ -4,9 +4,10 @@ from bench.analysis.rows import Row, ratio
 from bench.catalogue import published
 from bench.measure.plan import Plan
 from bench.report.notes import machine_note
-from bench.report.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, Column, Table, fmt, spread
+from bench.report.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, spread
 from bench.studies import Study
 from bench.subcommands import positive
+from gpt_speed.tables import Column, Table, fmt
 
 
 def numbers(text: str) -> list[int]:

@@ -13,13 +13,15 @@ from typing import NamedTuple
 
 from bench.analysis.rows import Row, rows_of
 from bench.catalogue import Run
-from bench.common import UserError, relative
+from bench.common import relative
 from bench.measure.journal import Measured, journal_of, newest, read_journal
 from bench.measure.plan import Plan, Setup
 from bench.measure.sizing import configurations, tokens_per_epoch
 from bench.report.notes import machine_note
-from bench.report.tables import RUN, SPEED, Column, Table, fmt
+from bench.report.tables import RUN, SPEED
 from bench.studies import Study
+from gpt_speed.common import UserError
+from gpt_speed.tables import Column, Table, fmt
 
 # Fields of a Plan whose runs choose settings; reported times have other seeds.
 TUNING: dict = dict(first_seed=1, cold_rounds=0)

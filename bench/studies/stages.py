@@ -10,11 +10,13 @@ from bench.measure.journal import Measured, Result, journal_of, loose_records, r
 from bench.measure.plan import SEED, Plan
 from bench.measure.records import COMPLETE, Record
 from bench.predict.batches import batches_that_fit
-from bench.report.notes import counted, float32_reason
+from bench.report.notes import float32_reason
 from bench.report.pictures import COLOURS, draw_bars, rows_of_panels, shorten
-from bench.report.tables import Column, Table, fmt, num_col, spread, text_col
+from bench.report.tables import spread
 from bench.studies import Study
 from bench.subcommands import positive
+from gpt_speed.common import counted
+from gpt_speed.tables import Column, Table, fmt, num_col, text_col
 
 EPOCHS_IN_REPORT = 1  # of each run on a GPU: a slow one has no more in some minutes
 # By what a record says of its script, which begins with its number.

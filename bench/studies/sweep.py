@@ -1,12 +1,14 @@
 """What fits, and how fast: speed and memory over batch sizes and context lengths."""
 
 from bench.catalogue import Run
-from bench.common import UserError, has_option
+from bench.common import has_option
 from bench.measure.plan import TOKENS, Plan
 from bench.measure.records import Status
 from bench.report.notes import machine_note, peak_note
-from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR, Table, num_col
+from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR
 from bench.studies import Study
+from gpt_speed.common import UserError
+from gpt_speed.tables import Table, num_col
 
 BATCHES = [2**k for k in range(13)]
 CONTEXTS = {"cuda": [2**k for k in range(8, 15)], "cpu": [2**k for k in range(6, 12)]}

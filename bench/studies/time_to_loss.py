@@ -6,12 +6,13 @@ from textwrap import fill
 
 from bench.analysis.rows import Row, difference, rows_of
 from bench.catalogue import EPOCHS
-from bench.common import UserError
 from bench.measure.sizing import DEMO_TOKENS, tokens_per_epoch
 from bench.report.notes import machine_note
 from bench.report.pictures import COLOURS, add_legend, draw_bars, key, place_of, rows_of_panels
-from bench.report.tables import RUN, SPEED, Column, Table, bold, fmt, num_col, spread, text_col
+from bench.report.tables import RUN, SPEED, bold, spread
 from bench.studies import Study, search
+from gpt_speed.common import UserError
+from gpt_speed.tables import Column, Table, fmt, num_col, text_col
 
 TARGETS = {  # what they are; "best" was of an earlier search
     "published": "the lowest validation loss of 00 in its default run",

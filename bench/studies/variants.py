@@ -3,11 +3,12 @@
 import re
 
 from bench.catalogue import Run, lacking
-from bench.common import ROOT, UserError, trained_in
+from bench.common import ROOT, trained_in
 from bench.measure.plan import EVERY_ROUND, Plan, Setup
 from bench.report.pictures import draw_alternatives
 from bench.report.tables import picture_name, short_table
 from bench.studies import Study
+from gpt_speed.common import UserError
 
 TRAINER = "trainer"  # the group of other people's program
 OF_02 = ("ddp", "parallel")  # groups of 02's variants

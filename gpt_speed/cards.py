@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.common import UserError
+from gpt_speed.common import UserError
 
 GB, TERA = 10**9, 10**12
 FILE = Path(__file__).with_name("cards.json")  # its "about" tells the units of Card's fields

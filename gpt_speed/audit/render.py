@@ -3,39 +3,34 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from statistics import median
 
-from bench.audit.checks import CANT_TELL, LACKS, check
-from bench.audit.price import prices, prices_text
-from bench.audit.step import Op, Step, walk
-from bench.cards import PEAK_FLOPS
-from bench.common import write_whole
-from bench.report.gains import expected, gains_of
-from bench.report.notes import counted as count
-from bench.report.notes import memory_text
-from bench.report.page import write_html
-from bench.report.tables import Column, Table, markdown, num_col, text_col
-from patches import stack
+from gpt_speed.audit.checks import CANT_TELL, LACKS, check
+from gpt_speed.audit.price import prices, prices_text
+from gpt_speed.audit.step import Op, Step, walk
+from gpt_speed.cards import PEAK_FLOPS
+from gpt_speed.common import counted as count
+from gpt_speed.common import memory_text
+from gpt_speed.gains import expected
+from gpt_speed.tables import Column, Table, markdown, num_col, text_col
 
 KINDS = dict(products="matmuls", head="head and loss", loss="head and loss",
              rest="norms and the rest")
 
 
-def audit_of(command: list[str], timed: dict, watched: dict, machine: dict, results: Path,
-             cards: Sequence[str] = ()) -> dict:
-    """Returns what --json prints, from what bench.audit.run reports."""
-    step = Step(watched | machine | dict(system=timed["system"]))
+def audit_of(command: list[str], step: Step, timed: dict, machine: dict, names: dict[str, str],
+             gains: dict[str, float], gains_from: str, cards: Sequence[str] = ()) -> dict:
+    """Returns what --json prints, from what gpt_speed.audit.run reports, the techniques' `names`
+    and what they gained on our model, both by their patches, and where in words they did."""
     figures = figures_of(step, timed, machine)
-    gains, gains_from = gains_of(machine, step.device, results)
     findings, techniques = check(step), []
-    for number, patch in enumerate(stack.load(), 1):
-        if finding := findings.get(patch.name):
-            share, gain = finding.share, gains.get(patch.name)
+    for number, (patch, name) in enumerate(names.items(), 1):
+        if finding := findings.get(patch):
+            share, gain = finding.share, gains.get(patch)
             techniques.append(dict(
-                number=number, technique=patch.fields["Technique"], **finding._asdict(),
+                number=number, technique=name, **finding._asdict(),
                 gain=gain, expected=gain if step.device == "cuda" else expected(
-                    patch.name, share, gain),
+                    patch, share, gain),
                 # The speedup if that share took no time, unless it is nearly the whole step.
                 upper_bound=1 / (1 - share) if 0 < share < 0.95 else None))
     priced = prices(step, figures["tokens"] or 1, cards)
@@ -183,12 +178,3 @@ def with_one_compile_row(techniques: list[dict]) -> list[dict]:
     for name in "gain", "expected":
         both[name] = model[name] and model[name] * (loss[name] or 1)
     return [both if row is model else row for row in techniques if row is not loss]
-
-
-def write_page(audit: dict, name: str, results: Path) -> list[Path]:
-    """Writes audit-NAME.md, and .html if possible. Raises UserError."""
-    script, *rest = audit["command"]
-    title = rest[0] if script == "-m" else Path(script).stem
-    page = results / f"audit-{name or title}.md"
-    write_whole(page, f"# Audit of {title}\n\n{text(audit)}")
-    return [page, *filter(None, [write_html(page)])]

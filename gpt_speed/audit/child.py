@@ -1,6 +1,6 @@
 """Runs somebody's training script as it is until some of its steps are over, then ends it.
 
-    python bench/audit/child.py '{"mode": "time", "report": "FILE"}' SCRIPT ITS ARGUMENTS
+    python gpt_speed/audit/child.py '{"mode": "time", "report": "FILE"}' SCRIPT ITS ARGUMENTS
 
 Mode "time" only reads the clock where a step ends; "watch" notes every operator of one step. A
 step ends with the update, after a backward pass, of the optimizer that updates least often; without

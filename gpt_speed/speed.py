@@ -8,7 +8,7 @@ reach 0.7 of what it reaches on large ones.
 
 from typing import NamedTuple
 
-from bench.cards import GB, TERA, Card
+from gpt_speed.cards import GB, TERA, Card
 
 # The constants of the model; docs/predictions.md tells where each comes from.
 LAUNCH = 3e-6  # seconds of the GPU for each kernel

@@ -11,9 +11,9 @@ from functools import cache, reduce
 from itertools import permutations
 from typing import NamedTuple
 
-from bench.audit.step import Op, Step, Tensor, to_matmuls, walk
-from bench.report.notes import counted as count
-from bench.report.notes import memory_text
+from gpt_speed.audit.step import Op, Step, Tensor, to_matmuls, walk
+from gpt_speed.common import counted as count
+from gpt_speed.common import memory_text
 
 HAS, LACKS, CANT_TELL = "has", "missing", "unknown"
 NOT_HERE, NO_HARDWARE = "not in this model", "not on this hardware"

@@ -8,10 +8,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench import processes
-from bench.cards import PEAK_FLOPS
-from bench.common import UserError
-from bench.report.notes import counted as count
+from gpt_speed import children
+from gpt_speed.common import UserError
+from gpt_speed.common import counted as count
 
 CHILD = Path(__file__).with_name("child.py")
 # What PyTorch's logs say since 2.5, by what a report calls it.
@@ -22,7 +21,7 @@ LINES = dict(breaks_at=r"Graph break .*in user code at (\S+:\d+)",
 def audit(command: list[str], minutes: float, python: str = sys.executable) -> tuple[dict, dict]:
     """Returns the reports of child.py on the timed and the watched run of a command: a script,
     or "-m" and a module, with arguments. Raises UserError, which says what to do."""
-    processes.keep_stdin()
+    children.keep_stdin()
     timed = run(command, dict(mode="time"), minutes, python)
     key, steps = timed["key"], timed["steps"]
     if key is None:
@@ -51,7 +50,7 @@ def audit(command: list[str], minutes: float, python: str = sys.executable) -> t
 def run(command: list[str], order: dict, minutes: float, python: str) -> dict:
     """Returns the report of a child. Raises UserError."""
     watching = order["mode"] == "watch"
-    processes.rewind_stdin()
+    children.rewind_stdin()
     if watching and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # torchrun's store still holds what the ranks of the first run exchanged.
         os.environ |= dict(TORCHELASTIC_USE_AGENT_STORE="False",
@@ -59,7 +58,7 @@ def run(command: list[str], order: dict, minutes: float, python: str) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
         try:
-            code, out, err = processes.run_child(
+            code, out, err = children.run_child(
                 [python, CHILD, json.dumps(order | dict(report=str(report))), *command],
                 timeout=60 * minutes)
             problem = f"ended with code {code} before the audit was done"
@@ -79,14 +78,3 @@ def run(command: list[str], order: dict, minutes: float, python: str) -> dict:
         when = " while it was watched" if watching else ""
         raise UserError(f"{command[0]} failed{when}: {facts['error'] or facts['how']}")
     return facts
-
-
-def machine_of(timed: dict) -> dict:
-    """Describes the device that a script trained on, with its memory in bytes (None where the
-    system hides it) and, without a datasheet, the FLOP/s of its matmuls."""
-    hidden = {} if timed["device"] == "cuda" else dict(CUDA_VISIBLE_DEVICES="")
-    machine = processes.ask_machine("this_machine", **hidden)
-    if machine["name"] not in PEAK_FLOPS:
-        machine |= dict(rates=processes.ask_machine("matmul_peak", **hidden))
-    ram = None if machine["ram_gb"] is None else machine["ram_gb"] * 2**30
-    return machine | dict(torch=timed["torch"], memory_total=timed["memory_total"] or ram)

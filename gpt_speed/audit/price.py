@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from bench.audit.step import Step
-from bench.cards import CARDS
-from bench.predict.speed import UNCHECKED, Work, margin, missing_precision, seconds
-from bench.report.tables import Table, markdown, text_col
+from gpt_speed.audit.step import Step
+from gpt_speed.cards import CARDS
+from gpt_speed.speed import UNCHECKED, Work, margin, missing_precision, seconds
+from gpt_speed.tables import Table, markdown, text_col
 
 
 def prices(step: Step, count: int, cards: Sequence[str]) -> list[dict]:

@@ -1,6 +1,6 @@
 """What a kernel does, by its operator's schema: floating-point operations, bytes read and written.
 
-bench.predict.trace counts what a script does on tensors without storage, bench/audit/watch.py what
+bench.predict.trace counts what a script does on tensors without storage, audit/watch.py what
 anyone's script really does, in its process: it loads this file by its path, so nothing of this
 repository is imported here.
 """

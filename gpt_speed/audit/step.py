@@ -70,7 +70,7 @@ class Op:
     compiled: bool = False
     device: str = ""
     flops: int = 0
-    kernel: list | None = None  # the first four fields of bench.predict.counting.Kernel
+    kernel: list | None = None  # the first four fields of gpt_speed.counting.Kernel
     scalars: dict = field(default_factory=dict)  # arguments that checks look at
     seconds: float = 0.0
 
@@ -286,7 +286,7 @@ class Step:
 
     @cached_property
     def kinds(self) -> dict[Op, str]:
-        """One of bench.predict.speed.KINDS for each operator except an evaluation's."""
+        """One of gpt_speed.speed.KINDS for each operator except an evaluation's."""
         parts = dict.fromkeys((op for call in self.attentions for op in call.ops), "attention")
         parts |= dict.fromkeys(self.losses, "loss") | dict.fromkeys(self.heads, "head")
         kinds, has_begun = {}, False

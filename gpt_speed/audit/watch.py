@@ -20,7 +20,7 @@ TORCH = os.path.dirname(torch.__file__)
 LIBRARIES = os.path.join("site-packages", "")
 COMPILER = os.path.join(TORCH, "_dynamo", "eval_frame.py")
 NOT_OWN = os.path.join(HERE, ""), os.path.join(TORCH, ""), "<"  # where code isn't the script's
-counting = runpy.run_path(os.path.join(HERE, "..", "predict", "counting.py"))
+counting = runpy.run_path(os.path.join(HERE, "..", "counting.py"))
 
 
 class Watch(TorchDispatchMode):
@@ -55,7 +55,7 @@ class Watch(TorchDispatchMode):
         return result
 
     def note(self, func, args, kwargs, result, seconds: float) -> None:
-        """Adds the fields of a bench.audit.step.Op."""
+        """Adds the fields of a gpt_speed.audit.step.Op."""
         schema = getattr(func, "_schema", None)
         names = [part.name for part in schema.arguments] if schema else map(str, range(len(args)))
         arguments = dict(zip(names, args, strict=False)) | kwargs

@@ -1,0 +1,27 @@
+"""The error that a user can fix, and words that several texts use."""
+
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """An error that the user can fix, printed as one line; `code` is the exit code."""
+
+    def __init__(self, text: str, code: int = 1):
+        super().__init__(text)
+        self.code = code
+
+
+def listed(names: Iterable[str]) -> str:
+    """Returns "a", "a and b", "a, b and c"."""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def memory_text(used: float | None, total: float | None) -> str:
+    """Writes numbers of bytes as "1.0 of 80.0 GB", with "?" where the system hides one."""
+    sizes = ["?" if size is None else f"{size / 2**30:.1f}" for size in (used, total)]
+    return " of ".join(sizes) + " GB"

@@ -1,0 +1,62 @@
+"""Tables in Markdown, of any rows."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Column(NamedTuple):
+    heading: str
+    cell: Callable[..., str]  # from a row to its text, "" where there is nothing to show
+    left: bool = False  # set to the left, as text is
+
+
+class Table(NamedTuple):
+    columns: list[Column]
+    rows: list  # of what the columns' cells take
+    caption: str = ""
+    missing: str = ""  # what stands in an empty cell
+    every_column: bool = False  # also those without a figure
+
+
+def fmt(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def lookup(row, name: str):
+    """Returns a row's value by a name such as "record.mfu", of attributes or keys; None where one
+    of them is None or there is no such key."""
+    for part in name.split("."):
+        row = row.get(part) if isinstance(row, dict) else row and getattr(row, part)
+    return row
+
+
+def num_col(heading: str, name: str, form: str = "") -> Column:
+    """Returns a column of a figure, by its name in a row."""
+    return Column(heading, lambda row: fmt(lookup(row, name), form))
+
+
+def text_col(heading: str, name: str) -> Column:
+    """Returns a column of text, by its name in a row."""
+    return Column(heading, lambda row: lookup(row, name) or "", True)
+
+
+def markdown(*tables: Table) -> str:
+    """Returns the tables' text. A column without a figure is left out, unless the table wants
+    every one."""
+    texts = []
+    for table in tables:
+        columns = []
+        for column in table.columns:
+            cells = [column.cell(row) for row in table.rows]
+            if any(cells) or table.every_column:
+                columns.append([column.heading, ":--" if column.left else "--:", *cells])
+        lines = [" | ".join(cell_text(text or table.missing) for text in line)
+                 for line in zip(*columns, strict=True)]
+        caption = f"{table.caption}\n\n" if table.caption else ""
+        texts.append(caption + "".join(f"| {line} |\n" for line in lines))
+    return "\n".join(texts)
+
+
+def cell_text(text: str) -> str:
+    """Returns a cell in one line; a text of a record's may hold anything."""
+    return "".join(c if c.isprintable() else " " for c in text).replace("|", r"\|")
