@@ -48,6 +48,7 @@ test-all: test
 
 lint: $(TESTS)
 	"$(PYTHON)" -m ruff check .
+	"$(PYTHON)" -m ruff format --check .
 	"$(PYTHON)" -m mypy
 	"$(PYTHON)" -m codespell_lib *.py *.md Makefile bench data/prepare.py docs gpt_speed patches peers tests \
 		results/reference/*/README.md

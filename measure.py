@@ -30,7 +30,7 @@ def main() -> int:
     try:
         args = parse(argv[:cut])
         children.on_signals(children.interrupt)
-        return run(args, argv[cut + 1:])
+        return run(args, argv[cut + 1 :])
     except (UserError, StackError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "code", 1)

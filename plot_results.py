@@ -26,17 +26,25 @@ def main(argv: list[str] | None = None) -> int:
     sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
     sys.stdout.reconfigure(errors="replace")  # a terminal without × or – is no reason to stop
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results-dir", type=Path, default=ROOT / "results", metavar="DIR",
-                        help="folder of the results, and of the pictures (default: results/)")
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--results-dir",
+        type=Path,
+        default=ROOT / "results",
+        metavar="DIR",
+        help="folder of the results, and of the pictures (default: results/)",
+    )
     results = parser.parse_args(argv).results_dir
     try:
         if not results.is_dir():
             raise UserError(f"{results} is not a folder")
         load_pyplot()
         scripts, source = stages.latest_runs(results), published_source()
-        summary = (f"{markdown(stages.scripts_table(scripts))}\nPublished figures: {source['gpu']},"
-                   f" PyTorch {source['pytorch']}; <{source['source']}>\n")
+        summary = (
+            f"{markdown(stages.scripts_table(scripts))}\nPublished figures: {source['gpu']},"
+            f" PyTorch {source['pytorch']}; <{source['source']}>\n"
+        )
         files: dict[str, str | bytes] = {**draw_all(all_studies(), results)}
         if scripts:  # also those that were started by hand
             files["stages.png"] = picture_bytes(stages.draw_scripts(scripts))

@@ -73,8 +73,11 @@ def published() -> dict[str, stack.Published]:
 @cache
 def without_effect_on_gpus() -> set[int]:
     """Returns the numbers of the techniques that only speed up CPUs. Raises StackError."""
-    return {number for number, patch in enumerate(stack.load(), 1)
-            if patch.fields["Hardware"].startswith("CPUs")}
+    return {
+        number
+        for number, patch in enumerate(stack.load(), 1)
+        if patch.fields["Hardware"].startswith("CPUs")
+    }
 
 
 @cache
@@ -121,19 +124,37 @@ class Scripts:
         """Returns 00, the script after each technique, and 02 on `gpus`. Raises
         UserError, StackError."""
         speed = published()["00"].tok_per_sec
-        runs = [Run(Path(stack.FIRST).stem, "0 baseline", "baseline", "00", number=0,
-                    published=speed, expected=speed)]
+        runs = [
+            Run(
+                Path(stack.FIRST).stem,
+                "0 baseline",
+                "baseline",
+                "00",
+                number=0,
+                published=speed,
+                expected=speed,
+            )
+        ]
         for number, patch in enumerate(stack.load(), 1):
             ddp, theirs = patch.name == "ddp", patch.published
             processes = gpus if ddp else 1
             words = "DDP" if ddp else re.sub("^[0-9]+-", "", patch.name).replace("-", " ")
             if theirs:  # else it is expected to be as fast as the one before
                 speed = theirs.tok_per_sec / theirs.gpus
-            runs.append(Run(
-                Path(stack.file_of(patch.name)).stem, f"{number} {words}",
-                patch.fields["Technique"], patch.name, number=number, processes=processes,
-                torchrun=ddp, loss=patch.fields["Loss"].split()[0], expected=speed * processes,
-                published=theirs.tok_per_sec if theirs and theirs.gpus == processes else None))
+            runs.append(
+                Run(
+                    Path(stack.file_of(patch.name)).stem,
+                    f"{number} {words}",
+                    patch.fields["Technique"],
+                    patch.name,
+                    number=number,
+                    processes=processes,
+                    torchrun=ddp,
+                    loss=patch.fields["Loss"].split()[0],
+                    expected=speed * processes,
+                    published=theirs.tok_per_sec if theirs and theirs.gpus == processes else None,
+                )
+            )
         return runs
 
     def select(self, text: str | None, runs: list[Run]) -> list[Run]:
@@ -145,8 +166,11 @@ class Scripts:
             match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
             first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
             if not first <= last < len(runs):
-                raise UserError(f"--techniques {text}: {part!r} isn't within 0-{len(runs) - 1}, as"
-                                " a number or a range like 5-8", 2)
+                raise UserError(
+                    f"--techniques {text}: {part!r} isn't within 0-{len(runs) - 1}, as"
+                    " a number or a range like 5-8",
+                    2,
+                )
             numbers.update(range(first, last + 1))
         return [runs[number] for number in sorted(numbers)]
 
@@ -154,7 +178,8 @@ class Scripts:
         """Returns "00", "01", or "02" on `gpus` processes. Raises UserError, StackError."""
         first, *_, last, ddp = self.ladder(gpus)
         run = {"00": first, "01": last, "02": ddp}[name].replace(
-            name=Path(STAGES[name]).stem, script=name, stage=name, number=None, label=name)
+            name=Path(STAGES[name]).stem, script=name, stage=name, number=None, label=name
+        )
         if name == "01":  # the last published figure of a technique is that of the whole script
             return run.replace(technique="every technique", loss=None, published=run.expected)
         ranks = "1 rank" if gpus == 1 else f"{gpus} ranks"
@@ -168,8 +193,11 @@ class Scripts:
 
     def float16(self, run: Run) -> Run:
         """Returns 01 or 02, composed with FLOAT16."""
-        return run.replace(name=f"{run.name}-{FLOAT16}", label=f"{run.label} with {FLOAT16}",
-                           script=FLOAT16 if run.stage == "01" else f"{run.stage}+{FLOAT16}")
+        return run.replace(
+            name=f"{run.name}-{FLOAT16}",
+            label=f"{run.label} with {FLOAT16}",
+            script=FLOAT16 if run.stage == "01" else f"{run.stage}+{FLOAT16}",
+        )
 
     def find(self, name: str, machine: dict) -> Run:
         """Returns "00", "01", or variants of 01 joined by +, with their first measured
@@ -179,49 +207,70 @@ class Scripts:
         run = self.stage(name if name in STAGES else "01")
         if name in STAGES:
             return run
-        return next(variant for variant in self.variants(run, machine, names=name)
-                    if variant.script != run.script)
+        return next(
+            variant
+            for variant in self.variants(run, machine, names=name)
+            if variant.script != run.script
+        )
 
-    def variants(self, base: Run, machine: dict, group: str | None = None,
-                 names: str | None = None) -> list[Run]:
+    def variants(
+        self, base: Run, machine: dict, group: str | None = None, names: str | None = None
+    ) -> list[Run]:
         """Returns `base`, 01 or 02, and its variants with each set of measured options: those of a
         group, those in `names`, or all but the compiler's modes and checkpoints. In `names` + joins
         variants, each with its first set, and options behind a name take their place:
         "data-workers --workers 8". Before a variant without dropout comes what it is compared to,
         `base` without dropout. Raises UserError, StackError."""
-        patches = {patch.name: patch for patch in stack.load_variants()
-                   if patch.base == base.name and "Group" in patch.fields
-                   and group in (None, patch.fields["Group"])}
+        patches = {
+            patch.name: patch
+            for patch in stack.load_variants()
+            if patch.base == base.name
+            and "Group" in patch.fields
+            and group in (None, patch.fields["Group"])
+        }
         alone = base.torchrun and machine["gpus"] == 1
-        base = base.replace(published=None, loss=None,
-                            error="needs two or more GPUs" if alone else None)
+        base = base.replace(
+            published=None, loss=None, error="needs two or more GPUs" if alone else None
+        )
         usual = [name for name in patches if group or name not in (COMPILER, CHECKPOINTS)]
         runs = [base]
         for text in usual if names is None else names.split(","):
             name, *options = text.split() or [""]
             parts = name.split("+")
             if unknown := [part for part in parts if part not in patches]:
-                raise UserError(f"no variant {unknown[0]!r} of {base.label}; there are"
-                                f" {', '.join(patches)}", 2)
+                raise UserError(
+                    f"no variant {unknown[0]!r} of {base.label}; there are {', '.join(patches)}", 2
+                )
             joined = [patches[part] for part in parts]
             option_sets = joined[0].option_sets
             if options or len(joined) > 1:
                 self.text(name)  # raises where they don't go together
                 firsts = [patch.option_sets[0] for patch in joined]
-                option_sets = [(options or [option for own, _ in firsts for option in own],
-                                ", ".join(needs for _, needs in firsts if needs))]
+                option_sets = [
+                    (
+                        options or [option for own, _ in firsts for option in own],
+                        ", ".join(needs for _, needs in firsts if needs),
+                    )
+                ]
             for own, needs in option_sets:
                 reference = at_dropout_of(own, base)
                 if reference not in runs:
                     runs.append(reference)
-                runs.append(base.replace(
-                    name="-".join(["variant", name, *re.findall(r"\w[\w.-]*", " ".join(own))]),
-                    label=" ".join([name, *own]), script=name, options=tuple(own),
-                    technique=", ".join(patch.fields["Technique"] for patch in joined),
-                    loss=max((patch.fields["Loss"].split()[0] for patch in joined),
-                             key=LOSSES.index),
-                    compared_to=reference.name, error=base.error or lacking(needs, machine),
-                    stage=None))
+                runs.append(
+                    base.replace(
+                        name="-".join(["variant", name, *re.findall(r"\w[\w.-]*", " ".join(own))]),
+                        label=" ".join([name, *own]),
+                        script=name,
+                        options=tuple(own),
+                        technique=", ".join(patch.fields["Technique"] for patch in joined),
+                        loss=max(
+                            (patch.fields["Loss"].split()[0] for patch in joined), key=LOSSES.index
+                        ),
+                        compared_to=reference.name,
+                        error=base.error or lacking(needs, machine),
+                        stage=None,
+                    )
+                )
         return without_doubles(runs)
 
 
@@ -230,8 +279,13 @@ def at_dropout_of(options: list[str], base: Run) -> Run:
     make the variant faster."""
     if not re.search(r"--dropout[ =]0(\.0*)?(?!\S)", " ".join(options)):
         return base
-    return base.replace(name=f"{base.name}-dropout-0", label=f"{base.label} --dropout 0",
-                        options=("--dropout", "0"), compared_to=base.name, stage=None)
+    return base.replace(
+        name=f"{base.name}-dropout-0",
+        label=f"{base.label} --dropout 0",
+        options=("--dropout", "0"),
+        compared_to=base.name,
+        stage=None,
+    )
 
 
 def without_doubles(runs: list[Run]) -> list[Run]:
@@ -242,14 +296,22 @@ def without_doubles(runs: list[Run]) -> list[Run]:
     for run in runs:
         # Options count as a set, with or without "=", and so do the variants of a script.
         options = re.split(r" (?=--)", " ".join(run.options))
-        row = (frozenset(str(run.script).split("+")),
-               frozenset(re.sub(r"^(--[\w-]+)=", r"\1 ", option) for option in options))
+        row = (
+            frozenset(str(run.script).split("+")),
+            frozenset(re.sub(r"^(--[\w-]+)=", r"\1 ", option) for option in options),
+        )
         if first := rows.get(row):
-            print(f"asked for twice, and taken once: {first.label}"
-                  + (f" ({run.label})" if run.label != first.label else ""), file=sys.stderr)
+            print(
+                f"asked for twice, and taken once: {first.label}"
+                + (f" ({run.label})" if run.label != first.label else ""),
+                file=sys.stderr,
+            )
         elif other := names.get(run.name):
-            raise UserError(f"{other.label} and {run.label} would both be called {run.name}: ask"
-                            " for one at a time", 2)
+            raise UserError(
+                f"{other.label} and {run.label} would both be called {run.name}: ask"
+                " for one at a time",
+                2,
+            )
         else:
             rows[row] = names[run.name] = run
     return list(rows.values())
@@ -258,8 +320,11 @@ def without_doubles(runs: list[Run]) -> list[Run]:
 def in_float16(machine: dict, options: list[str]) -> bool:
     """Returns whether 01 and 02 shall be composed with FLOAT16: on a GPU whose tensor
     cores don't multiply bfloat16, unless `options` choose the type."""
-    return (machine["gpus"] > 0 and 7 <= float(machine.get("capability") or 0) < 8
-            and not has_option("--dtype", options))
+    return (
+        machine["gpus"] > 0
+        and 7 <= float(machine.get("capability") or 0) < 8
+        and not has_option("--dtype", options)
+    )
 
 
 def lacking(needs: str, machine: dict) -> str | None:
@@ -268,9 +333,16 @@ def lacking(needs: str, machine: dict) -> str | None:
     own = machine.get("capability")  # none of a CPU, on which a variant may emulate
     for need in needs.split(", "):
         kind, _, what = need.rpartition(" ")
-        if (kind == "package" and not importlib.util.find_spec(what)
-                or need == "an NVIDIA GPU" and (amd or not machine["gpus"])
-                or need == "bfloat16 units" and trained_in(machine) == "float32"
-                or kind == "compute capability" and own and (amd or float(own) < float(what))):
+        if (
+            kind == "package"
+            and not importlib.util.find_spec(what)
+            or need == "an NVIDIA GPU"
+            and (amd or not machine["gpus"])
+            or need == "bfloat16 units"
+            and trained_in(machine) == "float32"
+            or kind == "compute capability"
+            and own
+            and (amd or float(own) < float(what))
+        ):
             return f"needs {need}"
     return None

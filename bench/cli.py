@@ -42,25 +42,43 @@ def make_parser() -> argparse.ArgumentParser:
     subcommands: list[Subcommand] = [*all_studies().values(), *all_in(commands, Command)]
     listing = ""
     for group in GROUPS:
-        titles = [f"  {one.name:<16}{(one.__doc__ or ' ').splitlines()[0].rstrip('.')}\n"
-                  for one in subcommands if one.group == group]
+        titles = [
+            f"  {one.name:<16}{(one.__doc__ or ' ').splitlines()[0].rstrip('.')}\n"
+            for one in subcommands
+            if one.group == group
+        ]
         listing += f"{group}:\n{''.join(titles)}"
     parser = argparse.ArgumentParser(
-        description="Benchmark speed techniques for GPT training.", allow_abbrev=False,
-        usage="measure.py COMMAND ...", epilog=f"{listing}\n{EXAMPLES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+        description="Benchmark speed techniques for GPT training.",
+        allow_abbrev=False,
+        usage="measure.py COMMAND ...",
+        epilog=f"{listing}\n{EXAMPLES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parsers = parser.add_subparsers(
-        required=True, metavar="COMMAND", dest="command", prog="measure.py",
-        help="one of those below; COMMAND --help explains it")
+        required=True,
+        metavar="COMMAND",
+        dest="command",
+        prog="measure.py",
+        help="one of those below; COMMAND --help explains it",
+    )
     for subcommand in subcommands:
         own = parsers.add_parser(
-            subcommand.name, description=" ".join((subcommand.__doc__ or "").split()),
-            allow_abbrev=False, epilog="What follows -- goes to every script.")
+            subcommand.name,
+            description=" ".join((subcommand.__doc__ or "").split()),
+            allow_abbrev=False,
+            epilog="What follows -- goes to every script.",
+        )
         own.set_defaults(subcommand=subcommand)
         for option, what in (("--data", "tokens"), ("--results-dir", "results")):
             folder = option.strip("-").removesuffix("-dir")
-            own.add_argument(option, type=Path, default=ROOT / folder, metavar="DIR",
-                             help=f"folder of the {what} (default: {folder}/ next to this script)")
+            own.add_argument(
+                option,
+                type=Path,
+                default=ROOT / folder,
+                metavar="DIR",
+                help=f"folder of the {what} (default: {folder}/ next to this script)",
+            )
         subcommand.options(own)
         if isinstance(subcommand, Study):
             add_measuring_options(own, subcommand)
@@ -71,14 +89,26 @@ def add_measuring_options(parser: argparse.ArgumentParser, study: Study) -> None
     by_device = "{cuda:,} on a GPU, {cpu:,} on a CPU"
     rounds = by_device.format(**study.rounds)
     tokens = by_device.format(**study.tokens) if study.tokens else "the scripts' own length"
-    parser.add_argument("--rounds", type=positive, metavar="N",
-                        help=f"how often each script runs (default: {rounds}; intervals need 2)")
-    parser.add_argument("--max-tokens", type=positive, metavar="N",
-                        help=f"training tokens of each run, per process (default: {tokens})")
-    parser.add_argument("--resume", action="store_true",
-                        help="continue the last measurement, and retry what failed")
-    parser.add_argument("--dry-run", action="store_true",
-                        help="only print what would run, and about how long it takes")
+    parser.add_argument(
+        "--rounds",
+        type=positive,
+        metavar="N",
+        help=f"how often each script runs (default: {rounds}; intervals need 2)",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=positive,
+        metavar="N",
+        help=f"training tokens of each run, per process (default: {tokens})",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="continue the last measurement, and retry what failed"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="only print what would run, and about how long it takes",
+    )
 
 
 def run(args: argparse.Namespace, options: list[str]) -> int:

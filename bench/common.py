@@ -20,8 +20,9 @@ REFERENCE = ROOT / "results" / "reference"
 BOOK_TOKENS = 414_009  # of the book to train on: 404 windows of 1,024
 # What well-formed JSON with the wrong content can raise, somewhere on its way to a page.
 DAMAGE = LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError
-ELSEWHERE = ("for a new report, name another folder: make report RESULTS=FOLDER, or"
-             " --results-dir FOLDER")
+ELSEWHERE = (
+    "for a new report, name another folder: make report RESULTS=FOLDER, or --results-dir FOLDER"
+)
 
 
 def relative(part: Any) -> str:
@@ -38,8 +39,13 @@ def has_option(name: str, options: Iterable[str]) -> bool:
 
 def short_name(machine: dict) -> str:
     """Returns a machine's name as pictures show it: "H100", "T4 (float32)"."""
-    name = re.sub(r"\((R|TM)\)|( Processor)?(( CPU)? @.*)?$|^NVIDIA (GeForce )?|"
-                  r" \d+GB( HBM\w+$|(?= PCIe$))|-\d+GB$", "", machine["name"], flags=re.IGNORECASE)
+    name = re.sub(
+        r"\((R|TM)\)|( Processor)?(( CPU)? @.*)?$|^NVIDIA (GeForce )?|"
+        r" \d+GB( HBM\w+$|(?= PCIe$))|-\d+GB$",
+        "",
+        machine["name"],
+        flags=re.IGNORECASE,
+    )
     return name if trained_in(machine) == "bfloat16" else f"{name} ({trained_in(machine)})"
 
 

@@ -31,7 +31,8 @@ def ask(*command: Any, timeout: Any = None, **environment: Any) -> str:
     words, seconds = shlex.join(map(relative, command)), timeout or ANSWER_SECONDS
     try:
         code, out, err = children.run_child(
-            [sys.executable, *command], ROOT, seconds, **environment)
+            [sys.executable, *command], ROOT, seconds, **environment
+        )
     except subprocess.TimeoutExpired:
         raise UserError(f"{words} gave no answer within {seconds:g} s")
     if code:
@@ -52,7 +53,8 @@ def git_commit() -> str | None:
         return None
     failed, commit, _ = children.run_child(["git", "rev-parse", "HEAD"], ROOT)
     edited, *_ = children.run_child(
-        ["git", "diff", "--quiet", "HEAD", "--", ".", ":!results"], ROOT)
+        ["git", "diff", "--quiet", "HEAD", "--", ".", ":!results"], ROOT
+    )
     return None if failed else commit.strip() + ("+" if edited else "")
 
 

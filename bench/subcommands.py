@@ -44,12 +44,16 @@ def all_in(package: ModuleType, kind: type) -> list:
     """Returns an instance of each subclass that the modules of a package define."""
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
-    return [subclass() for subclass in kind.__subclasses__()
-            if subclass.__module__.startswith(f"{package.__name__}.")]
+    return [
+        subclass()
+        for subclass in kind.__subclasses__()
+        if subclass.__module__.startswith(f"{package.__name__}.")
+    ]
 
 
 def number_from(least: float, kind: Callable[[str], float] = float, below: float = math.inf):
     """Returns an option's type for argparse: a number from `least` to less than `below`."""
+
     def number(text: str) -> float:
         if not least <= (value := kind(text)) < below:
             raise argparse.ArgumentTypeError(f"{text} is out of range")

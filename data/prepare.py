@@ -222,8 +222,10 @@ def unpacked(path: str, progress: "Progress") -> Iterator[bytes]:
         if first.startswith(beginning):
             raise UserError(f"{path} {what}")
     if b"\0" in first:
-        raise UserError(f"{path} has NUL bytes: it is UTF-16 (save it as UTF-8), an archive such as"
-                        " tar (unpack it), or no text")
+        raise UserError(
+            f"{path} has NUL bytes: it is UTF-16 (save it as UTF-8), an archive such as"
+            " tar (unpack it), or no text"
+        )
     yield first
     yield from blocks
 
@@ -342,8 +344,10 @@ def read_tokens(path: str, progress: "Progress") -> Iterator[np.ndarray]:
                 raise UserError(f"{path} is cut off: {max(0, size // 2):,} of {count:,} tokens")
         else:
             if Path(path).with_name("meta.pkl").exists():
-                raise UserError(f"{path} isn't GPT-2's: meta.pkl beside it is another vocabulary,"
-                                " nanoGPT's of characters; prepare the text instead")
+                raise UserError(
+                    f"{path} isn't GPT-2's: meta.pkl beside it is another vocabulary,"
+                    " nanoGPT's of characters; prepare the text instead"
+                )
             if len(head) > 2 and not np.frombuffer(head[: len(head) // 2 * 2], "<u2")[1::2].any():
                 raise UserError(f"{path} looks like 32-bit ids (every second is 0), not uint16")
             if size % 2:
@@ -377,7 +381,7 @@ def pieces(blocks: Iterable[str]) -> Iterator[str]:
         if cut >= 0:
             yield "".join([*held, block[:cut]])
             held = []
-        held.append(block[max(0, cut):])
+        held.append(block[max(0, cut) :])
     yield "".join(held)
 
 
@@ -442,6 +446,7 @@ def gpt2_tokenizer(cache: Path, web: Web) -> tiktoken.Encoding | None:
     """Returns GPT-2's tokenizer, with its files in `cache`; None if they can't be fetched."""
     places = [cache, Path(os.environ.get("TIKTOKEN_CACHE_DIR") or cache)]
     for name, digest in TOKENIZER_SHA256.items():
+
         def is_right(data: bytes, digest=digest) -> bool:
             return hashlib.sha256(data).hexdigest() == digest
 
@@ -461,8 +466,11 @@ def gpt2_tokenizer(cache: Path, web: Web) -> tiktoken.Encoding | None:
 def vocabulary_of(tokenizer: tiktoken.Encoding) -> dict:
     """Returns, for JSON, what tiktoken.Encoding is built from."""
     ranks = tokenizer._mergeable_ranks
-    return dict(pattern=tokenizer._pat_str, special=tokenizer._special_tokens,
-                tokens=[token.decode("latin-1") for token in sorted(ranks, key=ranks.get)])
+    return dict(
+        pattern=tokenizer._pat_str,
+        special=tokenizer._special_tokens,
+        tokens=[token.decode("latin-1") for token in sorted(ranks, key=ranks.get)],
+    )
 
 
 def prepare(files: list[str], out: Path) -> None:
@@ -488,8 +496,9 @@ def prepare(files: list[str], out: Path) -> None:
         if tokens:
             raise UserError(f"{web.failure}: tokens need GPT-2's tokenizer beside them")
         bytes_only = {bytes([i]): i for i in range(256)}
-        tokenizer = tiktoken.Encoding("bytes", pat_str="(?s:.)", mergeable_ranks=bytes_only,
-                                      special_tokens={})
+        tokenizer = tiktoken.Encoding(
+            "bytes", pat_str="(?s:.)", mergeable_ranks=bytes_only, special_tokens={}
+        )
         instead.append("the tokens are bytes")
     if instead:
         print(f"{web.failure}: {', '.join(instead)}", flush=True)
@@ -499,8 +508,10 @@ def prepare(files: list[str], out: Path) -> None:
         train = [path for path in tokens if path not in val]
         if not train or not val:
             train, val = tokens, []
-        parts = [chain.from_iterable(read_tokens(path, progress) for path in paths)
-                 for paths in (train, val)]
+        parts = [
+            chain.from_iterable(read_tokens(path, progress) for path in paths)
+            for paths in (train, val)
+        ]
     elif sources:
         parts = [encode(tokenizer, pieces(read_files(sources, progress))), ()]
     else:
@@ -510,8 +521,12 @@ def prepare(files: list[str], out: Path) -> None:
     with whole(out / "train.bin", out / "val.bin") as paths:
         counts = write_parts(*parts, *paths)
         figures = dict(
-            corpus=corpus, tokenizer=tokenizer.name, vocabulary=tokenizer.n_vocab,
-            tokens=counts, sha256=dict(zip(counts, map(sha256_of, paths), strict=True)))
+            corpus=corpus,
+            tokenizer=tokenizer.name,
+            vocabulary=tokenizer.n_vocab,
+            tokens=counts,
+            sha256=dict(zip(counts, map(sha256_of, paths), strict=True)),
+        )
         (out / "meta.json").unlink(missing_ok=True)  # it marks the parts complete
     write_whole(out / "vocabulary.json", json.dumps(vocabulary_of(tokenizer)).encode())
     write_whole(out / "meta.json", (json.dumps(figures, indent=2) + "\n").encode())
@@ -520,8 +535,9 @@ def prepare(files: list[str], out: Path) -> None:
     print(f"{corpus}: {written} tokens ({tokenizer.name}) in {out}{skipped}")
 
 
-def write_parts(ids: Iterable[np.ndarray], val_ids: Iterable[np.ndarray], train_path: Path,
-                val_path: Path) -> dict:
+def write_parts(
+    ids: Iterable[np.ndarray], val_ids: Iterable[np.ndarray], train_path: Path, val_path: Path
+) -> dict:
     """Writes the ids, split in two unless there are `val_ids`, and never holds them all; returns
     how many each part has. Raises UserError for too few."""
     with open(train_path, "wb+") as train, open(val_path, "wb") as val:
@@ -548,10 +564,20 @@ def main() -> int:
     sys.stdout.reconfigure(errors="replace")  # a name may hold what a terminal can't show
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it cleans up
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("files", nargs="*", metavar="FILE", help="text, JSON lines (also packed),"
-                        " Parquet, tokens of nanoGPT or llm.c (default: the book)")
-    parser.add_argument("--out", type=Path, metavar="DIR", default=HERE,
-                        help="folder of the tokens (default: next to this script)")
+    parser.add_argument(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="text, JSON lines (also packed),"
+        " Parquet, tokens of nanoGPT or llm.c (default: the book)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        default=HERE,
+        help="folder of the tokens (default: next to this script)",
+    )
     args = parser.parse_args()
     try:
         prepare(args.files, args.out)

@@ -55,32 +55,50 @@ def scaled(kind: str, size: float, kernels: float = 1) -> Rule:
     """Scales the bytes and the number of the kernels of a kind that aren't matmuls."""
     return lambda step, _: [
         work._replace(size=work.size * size, kernels=work.kernels * kernels)
-        if work.kind == kind and not work.flops else work for work in step]
+        if work.kind == kind and not work.flops
+        else work
+        for work in step
+    ]
 
 
 def in_precision(precision: str) -> Rule:
     """Takes four bytes a number where the script has bfloat16's two."""
-    return lambda step, _: [work._replace(
-        size=2 * work.size, precision=work.precision and precision) for work in step]
+    return lambda step, _: [
+        work._replace(size=2 * work.size, precision=work.precision and precision) for work in step
+    ]
 
 
 def without_dropout(step: Step, batch: int) -> Step:
-    return [work._replace(size=work.size - batch * TOKENS * HIDDEN * 10, kernels=work.kernels - 50)
-            if work.kind == "rest" else work for work in step]
+    return [
+        work._replace(size=work.size - batch * TOKENS * HIDDEN * 10, kernels=work.kernels - 50)
+        if work.kind == "rest"
+        else work
+        for work in step
+    ]
 
 
 def attention_by_hand(step: Step, batch: int) -> Step:
     """Takes the matmuls of attention from the last script that has it by hand."""
-    by_hand = [work for work in prediction_of("06-native-layers", GPT2).steps[batch]
-               if work.kind == "attention" and work.precision]
-    return [*(work for work in step if work.kind != "attention"), *by_hand,
-            Work("attention", "", True, 24, 0, batch * TOKENS * SCORES * 10)]
+    by_hand = [
+        work
+        for work in prediction_of("06-native-layers", GPT2).steps[batch]
+        if work.kind == "attention" and work.precision
+    ]
+    return [
+        *(work for work in step if work.kind != "attention"),
+        *by_hand,
+        Work("attention", "", True, 24, 0, batch * TOKENS * SCORES * 10),
+    ]
 
 
 RULES: dict[str, list[Rule]] = {
-    "unaligned head": [lambda step, _: [  # a vocabulary that isn't padded
-        work._replace(is_aligned=work.is_aligned and work.kind != "head") for work in step]],
-    "float32": [in_precision("float32")], "TF32": [in_precision("TF32")],
+    "unaligned head": [
+        lambda step, _: [  # a vocabulary that isn't padded
+            work._replace(is_aligned=work.is_aligned and work.kind != "head") for work in step
+        ]
+    ],
+    "float32": [in_precision("float32")],
+    "TF32": [in_precision("TF32")],
     # Of script 6, in bfloat16: attention by hand passes over its scores with 36 bytes each, 10 of
     # them for dropout (read, write, and the mask, forward and backward); theirs copies them before
     # it fills in the mask, and its gradients, too: 8 more.
@@ -88,8 +106,12 @@ RULES: dict[str, list[Rule]] = {
     # Of script 6 without dropout: LayerNorm, softmax, the loss and the sums of the residual stream
     # are in float32, and numbers are cast between. For each score 68 bytes, not 34; for each logit
     # 36, not 12; for each number of a layer's width 227, not 143, and 8 more casts.
-    "autocast": [scaled("attention", 68 / 34, 12 / 8), scaled("loss", 3, 1.5),
-                 scaled("rest", 227 / 143, 1.5), scaled("optimizer", 2)],
+    "autocast": [
+        scaled("attention", 68 / 34, 12 / 8),
+        scaled("loss", 3, 1.5),
+        scaled("rest", 227 / 143, 1.5),
+        scaled("optimizer", 2),
+    ],
     "attention by hand": [attention_by_hand],
     "foreach": [scaled("optimizer", 3, 4)],  # as script 0's is of script 3's
     "tied head": [scaled("optimizer", TIED)],
@@ -114,8 +136,11 @@ def compared() -> list[dict]:
         predictions[name] = compose(prediction, source.get("composed", []))
         if source["unaligned_head"]:
             predictions[name] = compose(predictions[name], ["unaligned head"])
-    return [row | predicted(row, predictions[row["source"]])
-            for row in others["rows"] if "unsure" not in row]
+    return [
+        row | predicted(row, predictions[row["source"]])
+        for row in others["rows"]
+        if "unsure" not in row
+    ]
 
 
 def predicted(row: dict, prediction: Prediction) -> dict:
@@ -130,9 +155,13 @@ def predicted(row: dict, prediction: Prediction) -> dict:
     program = row["source"].partition(",")[0]
     group = "tuned" if program in TUNED_ON else "used" if "used" in row else "check"
     return dict(
-        predicted=tok_per_sec, error=tok_per_sec / row["tok_per_sec"] - 1,
-        margin=margin(card, compiled, times), is_compiled=compiled, program=program,
-        group=group if is_inside(card, batch) else "outside")
+        predicted=tok_per_sec,
+        error=tok_per_sec / row["tok_per_sec"] - 1,
+        margin=margin(card, compiled, times),
+        is_compiled=compiled,
+        program=program,
+        group=group if is_inside(card, batch) else "outside",
+    )
 
 
 def deviation(row: dict) -> float:
@@ -144,9 +173,18 @@ def deviation(row: dict) -> float:
 def range_by(rows: list[dict], is_compiled: bool, without: str = "") -> float:
     """Returns the margin that holds SHARE of the checks, compiled or not, of all programs but one;
     that of all is what gpt_speed/speed.py has, or less."""
-    return float(np.quantile([
-        deviation(row) for row in rows if row["group"] == "check"
-        and row["program"] != without and row["is_compiled"] == is_compiled], SHARE))
+    return float(
+        np.quantile(
+            [
+                deviation(row)
+                for row in rows
+                if row["group"] == "check"
+                and row["program"] != without
+                and row["is_compiled"] == is_compiled
+            ],
+            SHARE,
+        )
+    )
 
 
 def inside_others_range(row: dict, rows: list[dict]) -> bool:
@@ -171,15 +209,25 @@ def accuracy_table(rows: list[dict]) -> Table:
         "of these, found last": chosen(last, group="check"),
         "*used* for a change": chosen(rows, group="used"),
         **{f"tuned on: *{name}*": chosen(rows, group="tuned", program=name) for name in TUNED_ON},
-        f"outside: batches below {LEAST_BATCH}, AMD": chosen(rows, group="outside")}
+        f"outside: batches below {LEAST_BATCH}, AMD": chosen(rows, group="outside"),
+    }
     lines = [accuracy(label, group, rows) for label, group in groups.items()]
-    before = [row | row["first"] | dict(error=row["first"]["predicted"] / row["tok_per_sec"] - 1)
-              for row in last]
+    before = [
+        row | row["first"] | dict(error=row["first"]["predicted"] / row["tok_per_sec"] - 1)
+        for row in last
+    ]
     lines.append(accuracy(f"the last {len(last)}, as first predicted", before, rows))
-    return Table([text_col("figures of", "label"), num_col("figures", "count"),
-                  num_col("median error", "median", ".0%"), num_col("within 20%", "near", ".0%"),
-                  num_col("in the printed range", "inside", ".0%"),
-                  num_col("in the range by all other programs", "left_out", ".0%")], lines)
+    return Table(
+        [
+            text_col("figures of", "label"),
+            num_col("figures", "count"),
+            num_col("median error", "median", ".0%"),
+            num_col("within 20%", "near", ".0%"),
+            num_col("in the printed range", "inside", ".0%"),
+            num_col("in the range by all other programs", "left_out", ".0%"),
+        ],
+        lines,
+    )
 
 
 def accuracy(label: str, group: list[dict], rows: list[dict]) -> dict:
@@ -189,9 +237,14 @@ def accuracy(label: str, group: list[dict], rows: list[dict]) -> dict:
         inside = mean(deviation(row) <= row["margin"] for row in group)
     if groups == {"check"}:
         left_out = mean(inside_others_range(row, rows) for row in group)
-    return dict(label=label, count=len(group), inside=inside, left_out=left_out,
-                median=median(abs(row["error"]) for row in group),
-                near=mean(abs(row["error"]) <= NEAR for row in group))
+    return dict(
+        label=label,
+        count=len(group),
+        inside=inside,
+        left_out=left_out,
+        median=median(abs(row["error"]) for row in group),
+        near=mean(abs(row["error"]) <= NEAR for row in group),
+    )
 
 
 def memory_table() -> Table:
@@ -202,16 +255,38 @@ def memory_table() -> Table:
     for run, need in zip(runs, needs, strict=False):
         if run.script in published_gb and run.number not in (2, 3, 4):  # these have the memory of 1
             batch = 8 if run.number < 10 else 32
-            lines.append(beside(published_gb[run.script], need[batch].reserved / 1024,
-                                label=run.label, batch=batch))
+            lines.append(
+                beside(
+                    published_gb[run.script],
+                    need[batch].reserved / 1024,
+                    label=run.label,
+                    batch=batch,
+                )
+            )
     # 02 is the last script with DDP, the published program the one after technique 10 with it.
-    added = median(need.reserved - needs[-2][batch].reserved
-                   for batch, need in needs[-1].items() if batch >= 32)
-    lines.append(beside(published_gb["ddp"], (needs[10][32].reserved + added) / 1024,
-                        label="10, with DDP", batch=32))
-    return Table([text_col("script", "label"), num_col("batch", "batch"),
-                  num_col("published", "measured", ".2f"), num_col("predicted", "predicted", ".2f"),
-                  num_col("error", "error", "+.1%")], lines)
+    added = median(
+        need.reserved - needs[-2][batch].reserved
+        for batch, need in needs[-1].items()
+        if batch >= 32
+    )
+    lines.append(
+        beside(
+            published_gb["ddp"],
+            (needs[10][32].reserved + added) / 1024,
+            label="10, with DDP",
+            batch=32,
+        )
+    )
+    return Table(
+        [
+            text_col("script", "label"),
+            num_col("batch", "batch"),
+            num_col("published", "measured", ".2f"),
+            num_col("predicted", "predicted", ".2f"),
+            num_col("error", "error", "+.1%"),
+        ],
+        lines,
+    )
 
 
 def picture(rows: list[dict]):
@@ -222,27 +297,47 @@ def picture(rows: list[dict]):
     near = sum(abs(row["error"]) <= NEAR for row in checks)
     figure, [(_, axes)] = rows_of_panels(
         [f"{near} of {len(checks)} predictions within 20 % (not used to tune or change the model)"],
-        [6.5], [1])
+        [6.5],
+        [1],
+    )
     ends = np.array([6e3, 1.2e6])
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends,
-             xlabel="measured by others, tok/sec", ylabel="predicted, tok/sec")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlim=ends,
+        ylim=ends,
+        xlabel="measured by others, tok/sec",
+        ylabel="predicted, tok/sec",
+    )
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:,.0f}")
     axes.fill_between(ends, (1 - NEAR) * ends, (1 + NEAR) * ends, color="0.9", label="±20 %")
     axes.plot(ends, ends, color="0.5", linewidth=1)
     for label, is_check, inside in (
-            ("used to tune or change the model", False, "white"), ("check", True, OWN)):
-        points = [(row["tok_per_sec"], row["predicted"]) for row in rows
-                  if (row["group"] == "check") is is_check]
+        ("used to tune or change the model", False, "white"),
+        ("check", True, OWN),
+    ):
+        points = [
+            (row["tok_per_sec"], row["predicted"])
+            for row in rows
+            if (row["group"] == "check") is is_check
+        ]
         axes.plot(*zip(*points, strict=True), "o", color=OWN, markerfacecolor=inside, label=label)
-    worst = {(row["source"], row["card"]): row
-             for row in sorted(checks, key=lambda row: abs(row["error"]))
-             if abs(row["error"]) > NEAR}
+    worst = {
+        (row["source"], row["card"]): row
+        for row in sorted(checks, key=lambda row: abs(row["error"]))
+        if abs(row["error"]) > NEAR
+    }
     for (_, card), row in worst.items():
         place, side = ((-8, 4), "right") if row["error"] > 0 else ((8, -10), "left")
-        axes.annotate(f"{card}: {row['error']:+.0%}",
-                      (row["tok_per_sec"], row["predicted"]), place,
-                      textcoords="offset points", ha=side, fontsize=10)
+        axes.annotate(
+            f"{card}: {row['error']:+.0%}",
+            (row["tok_per_sec"], row["predicted"]),
+            place,
+            textcoords="offset points",
+            ha=side,
+            fontsize=10,
+        )
     axes.legend(loc="lower right", frameon=False)
     return figure
 
@@ -251,8 +346,10 @@ def main() -> None:
     rows = compared()
     print(markdown(accuracy_table(rows), memory_table()))
     for row in rows:
-        print(f"{row['source']}, {row['card']}, batch {row['batch']}: {row['tok_per_sec']:,}"
-              f" measured, {row['predicted']:,.0f} predicted ({row['error']:+.0%}, {row['group']})")
+        print(
+            f"{row['source']}, {row['card']}, batch {row['batch']}: {row['tok_per_sec']:,}"
+            f" measured, {row['predicted']:,.0f} predicted ({row['error']:+.0%}, {row['group']})"
+        )
     write_whole(ROOT / "docs" / "predictions.png", picture_bytes(picture(rows)))
 
 

@@ -118,8 +118,9 @@ class Estimates(NamedTuple):
         return claims & (np.abs(self.mean_TC) >= LEAST)
 
 
-def draw(rows: int, rounds: int, noise: str, layout: Layout, tables: int = TABLES,
-         gain: float = 1.0) -> Tables:
+def draw(
+    rows: int, rounds: int, noise: str, layout: Layout, tables: int = TABLES, gain: float = 1.0
+) -> Tables:
     """Returns tables of which only the last row has a gain, from a seed of their own."""
     runs = layout.baseline_runs
     shape = tables, runs + rows - 1, rounds
@@ -145,8 +146,9 @@ def paired(tables: Tables, layout: Layout) -> Estimates:
     compared, references = layout.pairs(means_TRN.shape[1])
     difference_TCN = means_TRN[:, compared] - means_TRN[:, references]
     rounds, mean_TC = difference_TCN.shape[2], difference_TCN.mean(2)
-    return Estimates(mean_TC, difference_TCN.std(2, ddof=1) / np.sqrt(rounds),
-                     np.full_like(mean_TC, rounds - 1))
+    return Estimates(
+        mean_TC, difference_TCN.std(2, ddof=1) / np.sqrt(rounds), np.full_like(mean_TC, rounds - 1)
+    )
 
 
 def pooled(tables: Tables, layout: Layout) -> Estimates:
@@ -161,15 +163,16 @@ def pooled(tables: Tables, layout: Layout) -> Estimates:
     variance_TR /= 1 - 1 / rows
     runs_R = np.full(rows, rounds)
     runs_R[0] = baseline.shape[1]
-    usual_T = np.median(variance_TR / (1 - 2 / 9 / (runs_R - 1))**3, axis=1)
+    usual_T = np.median(variance_TR / (1 - 2 / 9 / (runs_R - 1)) ** 3, axis=1)
     prior_R = np.full(rows, PRIOR)
     prior_R[0] = 0
     degrees_R = runs_R - 1 + prior_R
     square_TR = ((runs_R - 1) * variance_TR + prior_R * usual_T[:, None]) / degrees_R / runs_R
     one, other = layout.pairs(rows)
     one_TC, other_TC = square_TR[:, one], square_TR[:, other]
-    degrees_TC = (one_TC + other_TC)**2 / (
-        one_TC**2 / degrees_R[one] + other_TC**2 / degrees_R[other])
+    degrees_TC = (one_TC + other_TC) ** 2 / (
+        one_TC**2 / degrees_R[one] + other_TC**2 / degrees_R[other]
+    )
     return Estimates(mean_TR[:, one] - mean_TR[:, other], np.sqrt(one_TC + other_TC), degrees_TC)
 
 
@@ -199,14 +202,19 @@ def layouts_of(form: str, rounds: int) -> list[Layout]:
     """Returns those in which the baseline has run as often as the form says."""
     if form == PAIRED:
         return [*LAYOUTS]
-    return [layout for layout in LAYOUTS if (form == FEW_RUNS) == (
-        rounds * layout.baseline_runs < POOLED_BASELINE_RUNS)]
+    return [
+        layout
+        for layout in LAYOUTS
+        if (form == FEW_RUNS) == (rounds * layout.baseline_runs < POOLED_BASELINE_RUNS)
+    ]
 
 
 def worst(form: str, rows: int, rounds: int, noise: str) -> tuple[float, float]:
     """Returns the highest share of false tables, and the lowest coverage, of all layouts."""
-    false, coverage = zip(*(rates(form, rows, rounds, noise, layout)
-                            for layout in layouts_of(form, rounds)), strict=True)
+    false, coverage = zip(
+        *(rates(form, rows, rounds, noise, layout) for layout in layouts_of(form, rounds)),
+        strict=True,
+    )
     return max(false), min(coverage)
 
 
@@ -231,8 +239,10 @@ class Line(NamedTuple):
         return self.marked(f"{false:.1f}; {coverage:.1f}")
 
     def power(self, gain: float) -> str:
-        least = min(power(self.form, self.rows, self.rounds, gain, layout)
-                    for layout in layouts_of(self.form, self.rounds))
+        least = min(
+            power(self.form, self.rows, self.rounds, gain, layout)
+            for layout in layouts_of(self.form, self.rounds)
+        )
         return self.marked(f"{least:.0f}")
 
 
@@ -245,11 +255,19 @@ def power_column(gain: float) -> Column:
 
 
 def page() -> str:
-    lines = [Line(form, rows, rounds) for rows in ROWS for rounds in ROUNDS
-             for form in (PAIRED, FEW_RUNS, POOLED) if layouts_of(form, rounds)]
-    columns = [Column("rows × rounds", lambda line: line.marked(f"{line.rows} × {line.rounds}")),
-               Column("form", lambda line: line.marked(line.form), True),
-               *map(rates_column, NOISES), *map(power_column, GAINS)]
+    lines = [
+        Line(form, rows, rounds)
+        for rows in ROWS
+        for rounds in ROUNDS
+        for form in (PAIRED, FEW_RUNS, POOLED)
+        if layouts_of(form, rounds)
+    ]
+    columns = [
+        Column("rows × rounds", lambda line: line.marked(f"{line.rows} × {line.rounds}")),
+        Column("form", lambda line: line.marked(line.form), True),
+        *map(rates_column, NOISES),
+        *map(power_column, GAINS),
+    ]
     return f"{INTRODUCTION}\n{markdown(Table(columns, lines))}"
 
 

@@ -52,8 +52,7 @@ class Card(NamedTuple):
         has others `padded` where that pays."""
         if precision == "float32" or precision == "TF32" and not self.tf32:
             return self.float32 and self.float32 * TERA
-        peak = dict(TF32=self.tf32, bfloat16=self.bfloat16,
-                    float16=self.float16).get(precision)
+        peak = dict(TF32=self.tf32, bfloat16=self.bfloat16, float16=self.float16).get(precision)
         share = self.reached / (self.bfloat16 or self.float16)
         is_hopper = 9 <= self.capability < 12 and not self.is_amd
         slower = UNALIGNED_HOPPER if is_hopper and not padded else UNALIGNED
@@ -66,8 +65,12 @@ def read_cards() -> dict[str, Card]:
     for name, entry in json.loads(FILE.read_text(encoding="utf-8"))["gpus"].items():
         names = tuple(entry.pop("names"))
         values = {key: value for key, (value, _) in entry.items() if key in Card._fields}
-        cards[name] = Card(**values, names=names, is_measured=entry["reached"][1] != "scaled",
-                           is_checked=all(source != "unchecked" for _, source in entry.values()))
+        cards[name] = Card(
+            **values,
+            names=names,
+            is_measured=entry["reached"][1] != "scaled",
+            is_checked=all(source != "unchecked" for _, source in entry.values()),
+        )
     return cards
 
 
@@ -92,6 +95,7 @@ def cards_by(name: str) -> list[str]:
     """Returns the cards that a name means, ours or PyTorch's, or else a part of names.
     Case, spaces, hyphens and the vendor's words don't count: "rtx4090", "4090". Raises
     UserError where it means none."""
+
     def plain(name: str) -> str:
         return re.sub("nvidia|geforce|tesla|rtx|amd|instinct|[^a-z0-9]", "", name.lower())
 
@@ -101,6 +105,9 @@ def cards_by(name: str) -> list[str]:
     if means := exact or [card for card in CARDS if part and part in plain(card)]:
         return means
     nearest = difflib.get_close_matches(name.strip().upper(), CARDS, 3, 0)
-    raise UserError(f"--gpu: no GPU {name.strip()!r} is known; the nearest names are"
-                    f" {', '.join(nearest)}. All: python measure.py predict --gpu list. Any other:"
-                    " python measure.py predict --memory GB --bandwidth GB/S --tflops N", 2)
+    raise UserError(
+        f"--gpu: no GPU {name.strip()!r} is known; the nearest names are"
+        f" {', '.join(nearest)}. All: python measure.py predict --gpu list. Any other:"
+        " python measure.py predict --memory GB --bandwidth GB/S --tflops N",
+        2,
+    )

@@ -51,7 +51,10 @@ def prepare_child(cores: int | None) -> None:
 
 
 def run_child(
-    command: list, cwd: Path | None = None, timeout: float | None = None, cores: int | None = None,
+    command: list,
+    cwd: Path | None = None,
+    timeout: float | None = None,
+    cores: int | None = None,
     **environment: str,
 ) -> tuple[int, str, str]:
     """Runs a child, under Linux on this many `cores` (None: all), that ends with this process, as
@@ -63,10 +66,17 @@ def run_child(
     mark, outer = secrets.token_hex(16), os.environ.get(MARKS, clone_mark())
     environment = os.environ | environment | {MARKS: f"{outer} {mark}"}
     child = subprocess.Popen(
-        [str(part) for part in command], env=environment, cwd=cwd, text=True,
-        encoding="utf-8", errors="replace", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [str(part) for part in command],
+        env=environment,
+        cwd=cwd,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C comes here alone, and is passed on once
-        preexec_fn=partial(prepare_child, cores) if prctl else None)
+        preexec_fn=partial(prepare_child, cores) if prctl else None,
+    )
     try:
         out, err = output_of(child, mark, timeout)
     except BaseException as reason:

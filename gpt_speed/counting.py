@@ -14,8 +14,14 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
 # Operators that read, or in their backward pass write, one element or row for each index.
-ONE_OF_A_ROW = ("embedding", "gather", "index", "index_select", "nll_loss_backward",
-                "nll_loss_forward")
+ONE_OF_A_ROW = (
+    "embedding",
+    "gather",
+    "index",
+    "index_select",
+    "nll_loss_backward",
+    "nll_loss_forward",
+)
 FORMULAS = {str(operator): formula for operator, formula in flop_registry.items()}
 
 
@@ -29,14 +35,20 @@ class Kernel(NamedTuple):
 
 def bytes_of(*tensors: torch.Tensor) -> int:
     """Counts each element once, however often it is broadcast."""
-    return sum(math.prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride)
-               * x.itemsize for x in tensors)
+    return sum(
+        math.prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride)
+        * x.itemsize
+        for x in tensors
+    )
 
 
 def is_aligned(matrix: torch.Tensor) -> bool:
     """Returns whether its rows (its columns, if transposed) fill blocks of 16 bytes."""
-    return all(size * matrix.itemsize % 16 == 0
-               for size, stride in zip(matrix.shape, matrix.stride(), strict=True) if stride == 1)
+    return all(
+        size * matrix.itemsize % 16 == 0
+        for size, stride in zip(matrix.shape, matrix.stride(), strict=True)
+        if stride == 1
+    )
 
 
 def flops_of(func, args: tuple, kwargs: dict, result) -> int:
@@ -56,13 +68,19 @@ def kernel_of(func, args: tuple, kwargs: dict, result, is_counted: Callable) -> 
     values = dict(zip(names, args, strict=False)) | kwargs
 
     def tensors_in(arguments) -> list:
-        return [x for argument in arguments
-                for x in tree_iter(values.get(argument.name)) if is_counted(x)]
+        return [
+            x
+            for argument in arguments
+            for x in tree_iter(values.get(argument.name))
+            if is_counted(x)
+        ]
 
     read = tensors_in(schema.arguments)
-    written = tensors_in(argument for argument in schema.arguments
-                         if argument.alias_info and argument.alias_info.is_write
-                         and argument.name != "grads")  # fused updates only read these
+    written = tensors_in(
+        argument
+        for argument in schema.arguments
+        if argument.alias_info and argument.alias_info.is_write and argument.name != "grads"
+    )  # fused updates only read these
     outputs = [x for x in tree_iter(result) if is_counted(x)]
     storages = {x.untyped_storage()._cdata for x in read}
     new = [x for x in outputs if x.untyped_storage()._cdata not in storages]

@@ -43,6 +43,7 @@ class Work(NamedTuple):
 def is_compiled(step: list[Work]) -> bool:
     """Returns whether a step is compiled as a whole: else it has more kernels between its matmuls
     than matmuls."""
+
     def kernels(kind: str) -> float:
         return sum(work.kernels for work in step if work.kind == kind)
 
@@ -71,8 +72,9 @@ def seconds(step: list[Work], card: Card) -> dict[str, float] | None:
 
 def missing_precision(step: list[Work], card: Card) -> str | None:
     """Returns a precision of matmuls for which the card has no units, or None."""
-    return next((work.precision for work in step if work.flops and not card.rate(work.precision)),
-                None)
+    return next(
+        (work.precision for work in step if work.flops and not card.rate(work.precision)), None
+    )
 
 
 def is_inside(card: Card, batch: int) -> bool:
@@ -90,10 +92,16 @@ def margin(card: Card, compiled: bool, times: dict[str, float] | None) -> float:
 def work_at(batch: int, steps: dict[int, list[Work]]) -> list[Work]:
     """Returns the work at a batch size from that at two others, as a + b × batch."""
     (first, one), (second, other) = (
-        (size, {work[:3]: work for work in step}) for size, step in steps.items())
+        (size, {work[:3]: work for work in step}) for size, step in steps.items()
+    )
 
     def figure(a: float, b: float) -> float:
         return a + (b - a) * (batch - first) / (second - first)
 
-    return [Work(*group, *map(figure, one.get(group, Work(*group))[3:],
-                              other.get(group, Work(*group))[3:])) for group in one | other]
+    return [
+        Work(
+            *group,
+            *map(figure, one.get(group, Work(*group))[3:], other.get(group, Work(*group))[3:]),
+        )
+        for group in one | other
+    ]

@@ -50,8 +50,10 @@ def markdown(*tables: Table) -> str:
             cells = [column.cell(row) for row in table.rows]
             if any(cells) or table.every_column:
                 columns.append([column.heading, ":--" if column.left else "--:", *cells])
-        lines = [" | ".join(cell_text(text or table.missing) for text in line)
-                 for line in zip(*columns, strict=True)]
+        lines = [
+            " | ".join(cell_text(text or table.missing) for text in line)
+            for line in zip(*columns, strict=True)
+        ]
         caption = f"{table.caption}\n\n" if table.caption else ""
         texts.append(caption + "".join(f"| {line} |\n" for line in lines))
     return "\n".join(texts)

@@ -42,8 +42,10 @@ NEED = r"(?:package [\w-]+|an NVIDIA GPU|compute capability \d+\.\d|bfloat16 uni
 FIELDS = {  # of a patch's header: the form of each, and what it says
     "Technique": (r".+", "the technique in a few words"),
     "Base": (r".+", "the script that it changes"),
-    "Loss": (r"unchanged|rounding \(.+\)|changes because .+",
-             "`unchanged` (in exact arithmetic), `rounding (...)`, or `changes because ...`"),
+    "Loss": (
+        r"unchanged|rounding \(.+\)|changes because .+",
+        "`unchanged` (in exact arithmetic), `rounding (...)`, or `changes because ...`",
+    ),
     "Hardware": (r".+", "where it helps"),
     "Source": (r".+", "where it is described"),
     "Use": (r".+", "when to use it"),
@@ -51,18 +53,27 @@ FIELDS = {  # of a patch's header: the form of each, and what it says
     "Published": (PUBLISHED, "the published figures: `27,648 tok/sec, 26.2422 GB[ on 4 GPUs]`"),
     "Group": (r"[a-z]+(?:-[a-z]+)*", "the first words of a variant's name; no two go together"),
     "Excludes": (r"[a-z0-9-]+(?:, [a-z0-9-]+)*", "variants of other groups that it excludes"),
-    "Needs": (rf"{NEED}(?:, {NEED})*", "what a variant can't do without: `package NAME`, `an NVIDIA"
-              " GPU`, `compute capability 8.9`, `bfloat16 units`"),
-    "Unchecked": (r"(?:dropout|all), because .+",
-                  "why its gradients, or those with dropout, can't be compared to others"),
-    "Measure": (r".+", "the options to measure a variant with, ` | ` between runs, behind each what"
-                " it alone needs, `[an NVIDIA GPU]`"),
+    "Needs": (
+        rf"{NEED}(?:, {NEED})*",
+        "what a variant can't do without: `package NAME`, `an NVIDIA"
+        " GPU`, `compute capability 8.9`, `bfloat16 units`",
+    ),
+    "Unchecked": (
+        r"(?:dropout|all), because .+",
+        "why its gradients, or those with dropout, can't be compared to others",
+    ),
+    "Measure": (
+        r".+",
+        "the options to measure a variant with, ` | ` between runs, behind each what"
+        " it alone needs, `[an NVIDIA GPU]`",
+    ),
 }
 REQUIRED = ("Technique", "Base", "Loss", "Hardware", "Source")
 NAME = re.compile(r"(?!ddp$)[a-z][a-z0-9]*(-[a-z0-9]+)*")  # what a user may call a patch
 HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(?: .*)?\n")
 CONFLICT = re.compile(  # as git merge-file --diff3 marks it: ours, the base, theirs
-    rb"^<{7} ours\n(.*?)^\|{7} base\n(.*?)^={7}\n(.*?)^>{7} theirs\n", re.DOTALL | re.MULTILINE)
+    rb"^<{7} ours\n(.*?)^\|{7} base\n(.*?)^={7}\n(.*?)^>{7} theirs\n", re.DOTALL | re.MULTILINE
+)
 DEFINITION = re.compile(rb"^(?:(?:class|def) \w+|\w+ = {$)", re.MULTILINE)
 WORD = re.compile(rb"\w+|\s|[^\w\s]")
 OPTION = re.compile(rb"^    (\w+): [^=\n]+ = option\(", re.MULTILINE)  # a setting of Config
@@ -146,8 +157,10 @@ class Patch:
             end = start + len(removed)
             if start < position or source[start:end] != removed or len(result) != new_start:
                 script = file_of(self.name if reverse else self.base)
-                raise StackError(f"{self.file}: hunk {number} doesn't match {script} at line"
-                                 f" {start + 1} (edited? `refresh`)")
+                raise StackError(
+                    f"{self.file}: hunk {number} doesn't match {script} at line"
+                    f" {start + 1} (edited? `refresh`)"
+                )
             result += added
             position = end
         return b"".join(result + source[position:])
@@ -222,15 +235,19 @@ def load(root: Path = ROOT) -> list[Patch]:
         if not re.fullmatch(rf"{number:02}-[a-z0-9-]+\.patch", line):
             raise StackError(f"patches/series, line {number}: expected {number:02}-NAME.patch")
     files, bases = [*series, "ddp.patch"], [FIRST, *series[:-1], LAST]
-    return [Patch(f"patches/{file}", read(root / "patches" / file), Path(base).stem)
-            for file, base in zip(files, bases, strict=False)]
+    return [
+        Patch(f"patches/{file}", read(root / "patches" / file), Path(base).stem)
+        for file, base in zip(files, bases, strict=False)
+    ]
 
 
 def load_variants(root: Path = ROOT) -> list[Patch]:
     """Reads the variants, sorted by name. Raises StackError."""
     bases = Path(LAST).stem, Path(DDP).stem
-    return [Patch(path.relative_to(root).as_posix(), read(path), *bases)
-            for path in sorted(root.glob("patches/variants/*.patch"))]
+    return [
+        Patch(path.relative_to(root).as_posix(), read(path), *bases)
+        for path in sorted(root.glob("patches/variants/*.patch"))
+    ]
 
 
 def names_of(patches: list[Patch]) -> list[str]:
@@ -260,8 +277,10 @@ def rebuild_all(root: Path = ROOT, edited: Path | None = None) -> dict[str, byte
         return apply_all(root, edited)
     except StackError:
         if edited is None and is_first_edited(root):  # the first patch that doesn't fit is right
-            raise StackError(f"{FIRST} is edited: `python patches/stack.py refresh {FIRST}` carries"
-                             " that into all other scripts") from None
+            raise StackError(
+                f"{FIRST} is edited: `python patches/stack.py refresh {FIRST}` carries"
+                " that into all other scripts"
+            ) from None
         raise
 
 
@@ -288,8 +307,10 @@ def apply_all(root: Path, edited: Path | None) -> dict[str, bytes]:
     for file in (FIRST, LAST, DDP):
         script = scripts[find(file, names)]
         if root / file != edited and read(root / file) != script:
-            raise StackError(f"{file} isn't what the patches make (edited? `refresh` carries the"
-                             " edit on, `new` makes a patch of it)")
+            raise StackError(
+                f"{file} isn't what the patches make (edited? `refresh` carries the"
+                " edit on, `new` makes a patch of it)"
+            )
     return scripts
 
 
@@ -302,8 +323,9 @@ def check_python(file: str, text: bytes) -> None:
         raise StackError(f"{file} isn't Python{line}: {getattr(error, 'msg', error)}") from None
 
 
-def merge(base: bytes, ours: bytes, theirs: bytes, name: str, join: bool = False,
-          words: bool = False) -> bytes:
+def merge(
+    base: bytes, ours: bytes, theirs: bytes, name: str, join: bool = False, words: bool = False
+) -> bytes:
     """Returns `ours`, the script `name`, with what changed from `base` to `theirs`.
 
     With `join`, lines that both sides add to the imports or to the fields of Config are all taken;
@@ -322,8 +344,10 @@ def merge(base: bytes, ours: bytes, theirs: bytes, name: str, join: bool = False
             both = join_lines(*conflict.groups())
         if both is None:
             line = before.count(b"\n") + 1
-            raise Conflict(f"{name} conflicts with another change at line {line}, {place};"
-                           " nothing is changed", name)
+            raise Conflict(
+                f"{name} conflicts with another change at line {line}, {place}; nothing is changed",
+                name,
+            )
         merged = before + both + after
     return merged
 
@@ -343,8 +367,10 @@ def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> bytes:
 def merge_words(ours: bytes, base: bytes, theirs: bytes) -> bytes | None:
     """Merges words, each of which git sees as a line; returns None for a conflict."""
     newline = b"\1"  # no script has this character
-    sides = (b"".join(word.replace(b"\n", newline) + b"\n" for word in WORD.findall(side))
-             for side in (base, ours, theirs))
+    sides = (
+        b"".join(word.replace(b"\n", newline) + b"\n" for word in WORD.findall(side))
+        for side in (base, ours, theirs)
+    )
     merged = merge_lines(*sides)
     return None if CONFLICT.search(merged) else merged.replace(b"\n", b"").replace(newline, b"\n")
 
@@ -401,13 +427,18 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
         before = scripts[find(variant.base, scripts)]
         text = merge(before, scripts[name], text, name, join=True)
     chosen = ", ".join(variants)
-    note = textwrap.fill(f"# {base} with {chosen}; composed by patches/stack.py.", 100,
-                         subsequent_indent="# ", break_on_hyphens=False)
+    note = textwrap.fill(
+        f"# {base} with {chosen}; composed by patches/stack.py.",
+        100,
+        subsequent_indent="# ",
+        break_on_hyphens=False,
+    )
     text = f"{note}\n".encode() + text
     if packages := [name for variant in variants.values() for name in packages_of(variant)]:
         lines = text.splitlines(keepends=True)
-        first = min(line for line, module in imports_of(text)
-                    if module not in sys.stdlib_module_names)
+        first = min(
+            line for line, module in imports_of(text) if module not in sys.stdlib_module_names
+        )
         lines.insert(first - 1, CHECK.format(sorted(set(packages))).encode())
         text = b"".join(lines)
     try:
@@ -422,8 +453,9 @@ def check_name(out: Path, text: bytes) -> None:
     since Python looks into the script's folder first."""
     imported = sys.stdlib_module_names | {module for _, module in imports_of(text)}
     if out.suffix == ".py" and out.stem in imported:
-        raise StackError(f"{out.name} would take the place of Python's module {out.stem}: choose"
-                         " another name")
+        raise StackError(
+            f"{out.name} would take the place of Python's module {out.stem}: choose another name"
+        )
 
 
 def examples(root: Path) -> dict[Path, bytes]:
@@ -471,7 +503,8 @@ def list_command(root: Path) -> list[str]:
     row = "{:22}  {:9}  {:20}  {}".format
     return [row("name", "loss", "base", "technique")] + [
         row(patch.name, patch.fields["Loss"].split()[0], patch.base, patch.fields["Technique"])
-        for patch in load(root) + load_variants(root)]
+        for patch in load(root) + load_variants(root)
+    ]
 
 
 def show_command(root: Path, name: str) -> list[str]:
@@ -501,8 +534,10 @@ def verify_command(root: Path) -> list[str]:
             raise StackError(f"{file} is neither in patches/series nor a variant's patch")
     for path, text in examples(root).items():
         if read(path) != text:
-            raise StackError(f"{path.relative_to(root).as_posix()} isn't what `compose` makes now:"
-                             f" python patches/stack.py refresh {FIRST}")
+            raise StackError(
+                f"{path.relative_to(root).as_posix()} isn't what `compose` makes now:"
+                f" python patches/stack.py refresh {FIRST}"
+            )
     series = f"{FIRST} + {len(patches) - 1} patches = {LAST}, + ddp.patch = {DDP}"
     return [f"ok: {series}; variants that apply: {len(variants)}"]
 
@@ -539,13 +574,15 @@ def refresh_command(root: Path, file: Path, into: str | None, until: list[str]) 
         raise StackError(
             f"{conflict}. To go on, type\n  python patches/stack.py refresh {edit}\n"
             f"  python patches/stack.py write {conflict.name}\n"
-            f"make the edit in {script}, and type\n  python patches/stack.py refresh {script}")
+            f"make the edit in {script}, and type\n  python patches/stack.py refresh {script}"
+        )
     changed += write_all(examples(root))
     return [os.path.relpath(path) for path in changed] or ["nothing to change"]
 
 
-def new_command(root: Path, name: str, variant: bool, base: str | None,
-                **fields: str | None) -> list[str]:
+def new_command(
+    root: Path, name: str, variant: bool, base: str | None, **fields: str | None
+) -> list[str]:
     """turns your edit of 01 into a patch, at the end of the series or a variant"""
     patches, edited = load(root), DDP if base == "02" else LAST
     group, text = fields["group"], fields.pop("text")
@@ -564,8 +601,11 @@ def new_command(root: Path, name: str, variant: bool, base: str | None,
 
     fields["base"] = script
     wrap = partial(textwrap.fill, width=100, break_long_words=False, break_on_hyphens=False)
-    header = [wrap(f"{field}: {fields[field.lower()]}", subsequent_indent="  ")
-              for field in FIELDS if fields[field.lower()]]
+    header = [
+        wrap(f"{field}: {fields[field.lower()]}", subsequent_indent="  ")
+        for field in FIELDS
+        if fields[field.lower()]
+    ]
     head = "\n".join([*header, "", wrap(text), "", ""]).encode()
     before = old[find(script, old)]
     files = {root / file: make_patch(file, head, script, before, new)}
@@ -589,13 +629,20 @@ def compose_command(root: Path, names: list[str], base: str | None, out: Path) -
         raise StackError(f"{out} exists: nothing is overwritten")
     check_name(out, text)
     written = [os.path.relpath(path) for path in write_all({out: text})]
-    needed = {package for patch in load_variants(root) if patch.name in names
-              for package in packages_of(patch)}
+    needed = {
+        package
+        for patch in load_variants(root)
+        if patch.name in names
+        for package in packages_of(patch)
+    }
     if missing := sorted(package.replace("_", "-") for package in needed if not find_spec(package)):
         written.append(f"first: pip install {' '.join(missing)}")
     base_options = OPTION.findall(read(root / LAST) + read(root / DDP))
-    added = [f"--{option.decode().replace('_', '-')}" for option in OPTION.findall(text)
-             if option not in base_options]
+    added = [
+        f"--{option.decode().replace('_', '-')}"
+        for option in OPTION.findall(text)
+        if option not in base_options
+    ]
     return written + [f"its variants add {', '.join(added)} (see --help)"] if added else written
 
 
@@ -618,21 +665,33 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     argument = command(refresh_command)
     argument("file", metavar="FILE", type=Path, help=f"{FIRST}, 01, 02, or one of {WRITTEN}")
     argument("--into", metavar="NAME", help="the patch that an edit of 01 belongs to, or 0")
-    argument("--until", metavar="NAME", action="append", default=[], help="where the edit would"
-             " conflict: this script and those after it, or this variant, stay (repeatable)")
+    argument(
+        "--until",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="where the edit would"
+        " conflict: this script and those after it, or this variant, stay (repeatable)",
+    )
     argument = command(compose_command)
     argument("names", metavar="NAME", nargs="+", help="a variant")
-    argument("--base", choices=("01", "02"),
-             help="the script to change (default: 01, or 02 if a variant is one of it)")
+    argument(
+        "--base",
+        choices=("01", "02"),
+        help="the script to change (default: 01, or 02 if a variant is one of it)",
+    )
     argument("--out", metavar="FILE", type=Path, required=True, help="the script to write")
     argument = command(new_command)
     argument("name", metavar="NAME", help="its name, without a number")
     for field, (_, meaning) in FIELDS.items():
         if field != "Base":
-            argument(f"--{field.lower()}", metavar="TEXT", help=meaning,
-                     required=field in REQUIRED)
-    argument("--text", metavar="TEXT", required=True,
-             help="what it does, why it is faster or smaller, and when it isn't")
+            argument(f"--{field.lower()}", metavar="TEXT", help=meaning, required=field in REQUIRED)
+    argument(
+        "--text",
+        metavar="TEXT",
+        required=True,
+        help="what it does, why it is faster or smaller, and when it isn't",
+    )
     argument("--variant", action="store_true", help="make it a variant, and undo the edit")
     argument("--base", choices=("01", "02"), help="the edited script of a variant (default: 01)")
     return parser.parse_args(argv)

@@ -65,8 +65,11 @@ def option(default, text: str):
 class Experiment:
     """What the Trainer has no option for."""
 
-    model: str = option("", f"size, one of {', '.join(orig.MODELS)} (default: gpt2 with an NVIDIA"
-                            " GPU, cpu-demo without)")
+    model: str = option(
+        "",
+        f"size, one of {', '.join(orig.MODELS)} (default: gpt2 with an NVIDIA"
+        " GPU, cpu-demo without)",
+    )
     context_length: int = option(0, "tokens per sequence (default: as long as the model takes)")
     batch_size: int = option(0, "sequences per step, instead of --per_device_train_batch_size")
     model_name_or_path: str = option("", "fine-tune this model: a folder, or a name on the hub")
@@ -74,11 +77,13 @@ class Experiment:
     dtype: str = option("float32", "of the weights: float32, or bfloat16 as in 01")
     attn_implementation: str = option("sdpa", "eager, sdpa or flash_attention_2")
     huge_pages: bool = option(False, "huge pages for tensors on a CPU, as in 01")
-    max_tokens: int = option(0, "training tokens after which it ends (default: no limit; cpu-demo:"
-                                f" {DEMO_TOKENS:,})")
+    max_tokens: int = option(
+        0, f"training tokens after which it ends (default: no limit; cpu-demo: {DEMO_TOKENS:,})"
+    )
     eval_freq: int = option(15, "steps from one log line to the next")
-    eval_windows: int = option(0, "sequences of each text that losses are measured on (default: 40;"
-                                  " cpu-demo: 16)")
+    eval_windows: int = option(
+        0, "sequences of each text that losses are measured on (default: 40; cpu-demo: 16)"
+    )
     device: str = option("", "cpu or cuda (default: cuda if there)")
     data: str = option(str(ROOT / "data"), "folder of the tokens (default: data/)")
     results_dir: str = option(str(ROOT / "results"), "folder of the record (default: results/)")
@@ -89,8 +94,9 @@ class Experiment:
 class Settings(TrainingArguments):
     """The Trainer's own, with the experiment's values as defaults."""
 
-    num_train_epochs: float = field(default=15, metadata=dict(
-        help="passes over the training text", aliases=["--epochs"]))
+    num_train_epochs: float = field(
+        default=15, metadata=dict(help="passes over the training text", aliases=["--epochs"])
+    )
     learning_rate: float = option(5e-4, "learning rate")
     weight_decay: float = option(0.1, "AdamW's weight decay")
     lr_scheduler_type: str = option("constant", "schedule")
@@ -112,8 +118,9 @@ class Settings(TrainingArguments):
 
 def parse_arguments(argv: list[str] | None = None) -> Experiment:
     """The settings; the Trainer's are its field `trainer`. Exits with 2 for a wrong one."""
-    parser = HfArgumentParser((Experiment, Settings), description=__doc__.splitlines()[0],
-                              allow_abbrev=False)
+    parser = HfArgumentParser(
+        (Experiment, Settings), description=__doc__.splitlines()[0], allow_abbrev=False
+    )
     argv = sys.argv[1:] if argv is None else argv
     if "--device cpu" in " ".join(argv).replace("=", " "):
         argv = [*argv, "--use_cpu"]  # the Trainer's name for it
@@ -129,8 +136,10 @@ def parse_arguments(argv: list[str] | None = None) -> Experiment:
         parser.error("argument --train_file: needs --model_name_or_path, whose tokenizer reads it")
     if args.device not in ("", "cpu", "cuda"):
         parser.error(f"argument --device: {args.device!r} is neither cpu nor cuda")
-    for name, value in (("eval_freq", args.eval_freq),
-                        ("num_train_epochs", trainer.num_train_epochs)):
+    for name, value in (
+        ("eval_freq", args.eval_freq),
+        ("num_train_epochs", trainer.num_train_epochs),
+    ):
         if value <= 0:
             parser.error(f"argument --{name}: {value} is out of range")
     if torch.backends.cuda.matmul.fp32_precision == "tf32":  # by --tf32
@@ -209,15 +218,25 @@ def make_model(args: Experiment, config: orig.Config) -> nn.Module:
     dtype = getattr(torch, args.dtype)
     if not args.model_name_or_path:
         shape = GPT2Config(
-            vocab_size=config.vocab_size, n_positions=config.context_length, n_embd=config.width,
-            n_layer=config.layers, n_head=config.heads, tie_word_embeddings=False, use_cache=False,
-            resid_pdrop=config.dropout, embd_pdrop=config.dropout, attn_pdrop=config.dropout,
-            bos_token_id=None, eos_token_id=None, attn_implementation=args.attn_implementation,
+            vocab_size=config.vocab_size,
+            n_positions=config.context_length,
+            n_embd=config.width,
+            n_layer=config.layers,
+            n_head=config.heads,
+            tie_word_embeddings=False,
+            use_cache=False,
+            resid_pdrop=config.dropout,
+            embd_pdrop=config.dropout,
+            attn_pdrop=config.dropout,
+            bos_token_id=None,
+            eos_token_id=None,
+            attn_implementation=args.attn_implementation,
         )
         return GPT2LMHeadModel(shape).to(dtype)
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            args.model_name_or_path, dtype=dtype, attn_implementation=args.attn_implementation)
+            args.model_name_or_path, dtype=dtype, attn_implementation=args.attn_implementation
+        )
     except (OSError, ValueError) as error:
         raise orig.UserError(f"--model_name_or_path: {str(error).splitlines()[0]}")
     model.config.use_cache = False
@@ -244,11 +263,16 @@ def read_tokens(args: Experiment, config: orig.Config) -> orig.Data:
     windows = [orig.TokenWindows(part, config.context_length) for part in parts]
     for part, needed in zip(windows, (config.batch_size, 1), strict=True):
         if len(part) < needed:
-            raise orig.UserError(f"the text is too short: {len(ids):,} tokens; use a longer one, or"
-                                 " lower --context-length or --per_device_train_batch_size")
-    meta = dict(corpus=Path(args.train_file).name, tokenizer=config.model,
-                vocabulary=tokenizer.n_vocab,
-                tokens=dict(zip(("train", "val"), map(len, parts), strict=True)))
+            raise orig.UserError(
+                f"the text is too short: {len(ids):,} tokens; use a longer one, or"
+                " lower --context-length or --per_device_train_batch_size"
+            )
+    meta = dict(
+        corpus=Path(args.train_file).name,
+        tokenizer=config.model,
+        vocabulary=tokenizer.n_vocab,
+        tokens=dict(zip(("train", "val"), map(len, parts), strict=True)),
+    )
     return orig.Data(meta, *windows, tokenizer)
 
 
@@ -274,7 +298,8 @@ class Record(orig.Run):
             trainer = self.args.trainer
             config |= dict(
                 flops_per_token=6 * sum(layer.weight.numel() for layer in layers) + attention,
-                compile=trainer.torch_compile, optim=str(trainer.optim.value),
+                compile=trainer.torch_compile,
+                optim=str(trainer.optim.value),
                 autocast="bfloat16" if trainer.bf16 else "float16" if trainer.fp16 else None,
                 gradient_accumulation_steps=trainer.gradient_accumulation_steps,
                 gradient_checkpointing=bool(trainer.activation_checkpointing),
@@ -300,8 +325,9 @@ class Watch(TrainerCallback):
         done = step == state.max_steps
         if (step - 1) % config.eval_freq == 0 or step % self.steps_per_epoch == 0 or done:
             seconds = orig.seconds_between(self.times)
-            losses = [orig.evaluate(self.model, windows, config)
-                      for windows in (data.train, data.val)]
+            losses = [
+                orig.evaluate(self.model, windows, config) for windows in (data.train, data.val)
+            ]
             self.run.log((step - 1) // self.steps_per_epoch + 1, step - 1, seconds, *losses)
             if not math.isfinite(sum(losses)):
                 raise FloatingPointError("the loss is not finite: lower --learning_rate")

@@ -225,7 +225,7 @@ class Norm(nn.Module):
         if self.how == "rms":
             return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
         if self.how == "normalize":
-            return F.normalize(x, dim=-1) * C ** 0.5 * self.weight
+            return F.normalize(x, dim=-1) * C**0.5 * self.weight
         return F.rms_norm(x, (C,), self.weight)
 
 
@@ -386,8 +386,12 @@ def checkpointed():
     from torch.utils.checkpoint import checkpoint
 
     model = Net(ByHand())
-    train(model, lambda ids, targets: loss_of(
-        model.head(checkpoint(model.hidden, ids, use_reentrant=False)), targets))
+    train(
+        model,
+        lambda ids, targets: loss_of(
+            model.head(checkpoint(model.hidden, ids, use_reentrant=False)), targets
+        ),
+    )
 
 
 def chunks():
@@ -395,16 +399,21 @@ def chunks():
 
     def step(ids, targets):
         hidden = model.hidden(ids) + model.tokens(ids.flip(1))  # as T5 looks up two texts
-        return sum(loss_of(model.head(one), other) for one, other in zip(
-            hidden.chunk(2), targets.chunk(2), strict=True))
+        return sum(
+            loss_of(model.head(one), other)
+            for one, other in zip(hidden.chunk(2), targets.chunk(2), strict=True)
+        )
 
     train(model, step)
 
 
 def distributed():
     """Each micro-batch reduces gradients. Under torchrun with its ranks, else alone."""
-    alone = {} if "RANK" in os.environ else dict(
-        store=torch.distributed.HashStore(), rank=0, world_size=1)
+    alone = (
+        {}
+        if "RANK" in os.environ
+        else dict(store=torch.distributed.HashStore(), rank=0, world_size=1)
+    )
     torch.distributed.init_process_group("gloo", **alone)
     model = nn.parallel.DistributedDataParallel(Net(), find_unused_parameters=True)
 
@@ -424,6 +433,7 @@ def on_ranks(step_of, steps=4, optimizer_of=torch.optim.SGD):
 
 def one_rank_fails():
     """In its second step, where the others wait for its gradients."""
+
     def step_of(model):
         def step(*pair):
             count[0] += 1
@@ -464,7 +474,8 @@ def accelerated():
     model = Net()
     data = [batch() for _ in range(40)]
     model, optimizer, loader = accelerator.prepare(
-        model, torch.optim.AdamW(model.parameters()), DataLoader(data, batch_size=None))
+        model, torch.optim.AdamW(model.parameters()), DataLoader(data, batch_size=None)
+    )
     for pair in loader:
         with accelerator.accumulate(model):
             accelerator.backward(model(*pair))
@@ -492,11 +503,14 @@ def workers():
 
 
 def convolutions():
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),
-                          nn.LazyLinear(10))
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10)
+    )
     model(torch.randn(4, 3, 16, 16))
-    train(model, lambda *_: F.cross_entropy(
-        model(torch.randn(4, 3, 16, 16)), torch.randint(0, 10, (4,))))
+    train(
+        model,
+        lambda *_: F.cross_entropy(model(torch.randn(4, 3, 16, 16)), torch.randint(0, 10, (4,))),
+    )
 
 
 def penalty():
@@ -550,7 +564,7 @@ def indices():
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(4):
         places = torch.randint(0, 400, (B,))
-        ids = torch.stack([text[place:place + T] for place in places])
+        ids = torch.stack([text[place : place + T] for place in places])
         loss = model(ids, ids)
         print(loss.item())
         optimizer.zero_grad()
@@ -612,7 +626,8 @@ TOYS = dict(
     tied=of(tied=lambda: True),
     short=lambda: train(Net(), steps=1),
     fails=lambda: 1 / 0,
-    nothing=lambda: None)
+    nothing=lambda: None,
+)
 
 if __name__ == "__main__":
     (globals() | TOYS)[sys.argv[1]]()

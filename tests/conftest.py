@@ -42,8 +42,14 @@ STAGES = ["00_orig", "01_opt_single_gpu", "02_opt_multi_gpu_ddp"]
 # cpu-demo cut down to steps of a moment.
 TINY = "--model cpu-demo --context-length 16 --batch-size 2 --eval-windows 2".split()
 # What torchrun sets for one process; PyTorch picks a port that is free.
-ONE_RANK = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1",
-                MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+ONE_RANK = dict(
+    RANK="0",
+    LOCAL_RANK="0",
+    WORLD_SIZE="1",
+    LOCAL_WORLD_SIZE="1",
+    MASTER_ADDR="127.0.0.1",
+    MASTER_PORT="0",
+)
 
 
 def load(path: Path):
@@ -96,8 +102,9 @@ def write_ids(folder: Path, corpus: str, vocabulary: int = 256, **parts) -> Path
         data = ids.astype("<u2").tobytes()
         (folder / f"{part}.bin").write_bytes(data)
         meta["tokens"][part], meta["sha256"][part] = len(ids), hashlib.sha256(data).hexdigest()
-    (folder / "vocabulary.json").write_text(json.dumps(dict(
-        pattern="(?s:.)", special={}, tokens=list(map(chr, range(256))))))
+    (folder / "vocabulary.json").write_text(
+        json.dumps(dict(pattern="(?s:.)", special={}, tokens=list(map(chr, range(256)))))
+    )
     (folder / "meta.json").write_text(json.dumps(meta))
     return folder
 
@@ -105,17 +112,27 @@ def write_ids(folder: Path, corpus: str, vocabulary: int = 256, **parts) -> Path
 def write_tokens(folder: Path, train: int = 2000, val: int = 200, vocabulary: int = 256) -> Path:
     """Tokens with something to learn: a noisy cycle through the alphabet."""
     rng = np.random.default_rng(0)
-    return write_ids(folder, "alphabet", vocabulary, **{
-        part: 97 + (np.arange(count) + (rng.random(count) < 0.2)) % 26
-        for part, count in (("train", train), ("val", val))})
+    return write_ids(
+        folder,
+        "alphabet",
+        vocabulary,
+        **{
+            part: 97 + (np.arange(count) + (rng.random(count) < 0.2)) % 26
+            for part, count in (("train", train), ("val", val))
+        },
+    )
 
 
 def environment(**extra: str) -> dict[str, str]:
     """Without a GPU, a network, an address of this machine's name, and what torchrun leaves."""
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "TIKTOKEN_CACHE_DIR")}
     proxies = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy")}
-    return env | proxies | {
-        "no_proxy": "", "CUDA_VISIBLE_DEVICES": "", "PET_LOCAL_ADDR": "127.0.0.1"} | extra
+    return (
+        env
+        | proxies
+        | {"no_proxy": "", "CUDA_VISIBLE_DEVICES": "", "PET_LOCAL_ADDR": "127.0.0.1"}
+        | extra
+    )
 
 
 def run_python(*command, before=(), env: dict[str, str] | None = None, fork=True, **options):
@@ -131,6 +148,7 @@ def run_python(*command, before=(), env: dict[str, str] | None = None, fork=True
 @pytest.fixture
 def forked_children(monkeypatch):
     """For tests whose tools ask children that need PyTorch: they are forked, too."""
+
     def run_child(command, cwd=None, timeout=240, **variables):
         done = run_python(*command[1:], cwd=cwd, timeout=timeout, env=os.environ | variables)
         return done.returncode, done.stdout, done.stderr
@@ -170,8 +188,12 @@ def call_main(script, *options, variables: dict[str, str] = ONE_RANK):
     command = [script.__file__, *map(str, options)]
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     one_core = mock.patch.object(os, "cpu_count", lambda: 1)  # 02 would use them all
-    with (settings_restored(), one_core, contextlib.redirect_stdout(out),
-          contextlib.redirect_stderr(err)):
+    with (
+        settings_restored(),
+        one_core,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
         sys.argv = command
         os.environ.update(variables)
         try:
@@ -198,13 +220,25 @@ class Bench:
     def options(self, stage: str, *options) -> list:
         """TINY on a CPU and, unless they say otherwise, in float32 without torch.compile."""
         usual = [] if stage == "00_orig" else ["--no-compile", "--dtype", "float32"]
-        return [*TINY, "--device", "cpu", "--data", self.data, "--results-dir", self.results,
-                *usual, *options]
+        return [
+            *TINY,
+            "--device",
+            "cpu",
+            "--data",
+            self.data,
+            "--results-dir",
+            self.results,
+            *usual,
+            *options,
+        ]
 
     def command(self, stage: str, *options) -> list:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-        return [*(launcher if stage.startswith("02") else []),
-                self.program(stage), *self.options(stage, *options)]
+        return [
+            *(launcher if stage.startswith("02") else []),
+            self.program(stage),
+            *self.options(stage, *options),
+        ]
 
     def run(self, stage: str, *options, **how):
         """In a process of its own, or in two for 02."""

@@ -13,16 +13,33 @@ from pathlib import Path
 
 # What takes long to import, and most programs would import by themselves. PyTorch imports its
 # compiler when the first optimizer is made.
-PRELOADED = ["torch", "torch._inductor.compile_fx", "torch.distributed.checkpoint.state_dict",
-             "torch.distributed.fsdp", "torch.distributed.run", "torch.utils.data", "numpy.random",
-             "tiktoken"]
+PRELOADED = [
+    "torch",
+    "torch._inductor.compile_fx",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.run",
+    "torch.utils.data",
+    "numpy.random",
+    "tiktoken",
+]
 TESTS = Path(__file__).resolve().parent
 PYTESTS = {"", str(TESTS), str(TESTS.parent)}
 # The variables that are read when they are needed. Others may be read by Python when it starts, or
 # by PyTorch when it is imported.
-READ_LATE = {"http_proxy", "https_proxy", "no_proxy", "CUDA_VISIBLE_DEVICES", "TIKTOKEN_CACHE_DIR",
-             "PET_LOCAL_ADDR", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"}
+READ_LATE = {
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "CUDA_VISIBLE_DEVICES",
+    "TIKTOKEN_CACHE_DIR",
+    "PET_LOCAL_ADDR",
+    "RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+}
 
 
 def can_run(command: list[str], env: dict[str, str], **options) -> bool:

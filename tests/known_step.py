@@ -25,14 +25,19 @@ from bench.measure.records import WARM_UP, read_record
 STEPS, EPOCHS, STEP_SECONDS = 40, 4, 0.05
 TENSOR = 2**30
 # The functions of a script, or methods of its classes, that are made slow, by so many seconds.
-SLOW = {"nothing": {}, "log line": {"Run.log": 0.3}, "first step": {},
-        "sample and memory": {"sample": 0.5, "Run.epoch": 0.5, "evaluate": 0.2}}
+SLOW = {
+    "nothing": {},
+    "log line": {"Run.log": 0.3},
+    "first step": {},
+    "sample and memory": {"sample": 0.5, "Run.epoch": 0.5, "evaluate": 0.2},
+}
 
 
 def slowed(function, seconds: float):
     def slow(*arguments, **named):
         time.sleep(seconds)
         return function(*arguments, **named)
+
     return slow
 
 
@@ -68,8 +73,9 @@ def write_tokens(folder: Path, train: int) -> None:
     for part, count in tokens.items():
         np.full(count, 97, "<u2").tofile(folder / f"{part}.bin")
     (folder / "meta.json").write_text(json.dumps(dict(tokenizer="bytes", tokens=tokens)))
-    (folder / "vocabulary.json").write_text(json.dumps(
-        dict(pattern="(?s:.)", special={}, tokens=list(map(chr, range(256))))))
+    (folder / "vocabulary.json").write_text(
+        json.dumps(dict(pattern="(?s:.)", special={}, tokens=list(map(chr, range(256)))))
+    )
 
 
 def growth_by_a_tensor(script, device: torch.device) -> list[int]:
@@ -100,9 +106,26 @@ def main() -> int:
         setattr(owner, method, slowed(getattr(owner, method), seconds))
     with tempfile.TemporaryDirectory() as folder:
         write_tokens(Path(folder), train=STEPS // EPOCHS * 2 * 16 + 1)
-        sys.argv[1:] = ["--model", "cpu-demo", "--context-length", "16", "--batch-size", "2",
-                        "--eval-windows", "2", "--eval-freq", "5", "--epochs", str(EPOCHS),
-                        "--device", device, "--data", folder, "--results-dir", folder]
+        sys.argv[1:] = [
+            "--model",
+            "cpu-demo",
+            "--context-length",
+            "16",
+            "--batch-size",
+            "2",
+            "--eval-windows",
+            "2",
+            "--eval-freq",
+            "5",
+            "--epochs",
+            str(EPOCHS),
+            "--device",
+            device,
+            "--data",
+            folder,
+            "--results-dir",
+            folder,
+        ]
         if "compile" in script.Config.__dataclass_fields__:
             sys.argv.append("--no-compile")  # there is nothing to compile
         # Before the training, whose freed memory 01 keeps: a tensor would take its place.
@@ -114,10 +137,15 @@ def main() -> int:
         (file,) = Path(folder).glob("*.jsonl")
         record = read_record(file)
     tokens, true = record.tokens_per_step, products.seconds
-    print(json.dumps(dict(
-        average=[tokens / record.end["avg_tok_per_sec"], mean(true[1:])],
-        median=[tokens / record.tok_per_sec, median(true[WARM_UP:])],
-        memory=memory)))
+    print(
+        json.dumps(
+            dict(
+                average=[tokens / record.end["avg_tok_per_sec"], mean(true[1:])],
+                median=[tokens / record.tok_per_sec, median(true[WARM_UP:])],
+                memory=memory,
+            )
+        )
+    )
     return 0
 
 

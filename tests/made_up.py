@@ -24,39 +24,95 @@ from gpt_speed import children
 from gpt_speed.common import UserError
 
 MACHINE = dict(
-    device="cuda", gpus=1, name="Some | GPU $x_1$", torch="2.13", python="3.11", os="Linux x86_64",
-    threads=2, cpu="Some CPU", driver="570", capability="8.0", cuda="12.8", ram_gb=64.0,
-    dtype="bfloat16", dtype_reason="compute capability 8.0",
+    device="cuda",
+    gpus=1,
+    name="Some | GPU $x_1$",
+    torch="2.13",
+    python="3.11",
+    os="Linux x86_64",
+    threads=2,
+    cpu="Some CPU",
+    driver="570",
+    capability="8.0",
+    cuda="12.8",
+    ram_gb=64.0,
+    dtype="bfloat16",
+    dtype_reason="compute capability 8.0",
 )
-CPU = MACHINE | dict(device="cpu", gpus=0, name="Some CPU", capability=None, ram_gb=8.0,
-                     dtype_reason="the CPU has avx512_bf16")
+CPU = MACHINE | dict(
+    device="cpu",
+    gpus=0,
+    name="Some CPU",
+    capability=None,
+    ram_gb=8.0,
+    dtype_reason="the CPU has avx512_bf16",
+)
 FLOAT32 = dict(dtype="float32", dtype_reason="this CPU has no bfloat16 units")
 PEAK = dict(float32=1e12, TF32=2e12, bfloat16=4e12)
 
 
 def setup_of(folder: Path, machine: dict = CPU, options: list[str] = (), **args) -> Setup:
     """A Setup whose results lie in `folder`; `args` are the study's options."""
-    args = dict(max_tokens=None, techniques=None, names=None, model=None,
-                what="batch", group=None, stage="01", epochs=None, epoch=False) | args
-    return Setup(machine, Scripts(), folder / "data", folder, Namespace(**args), list(options),
-                 matmul_peak=PEAK, batches={})
+    args = (
+        dict(
+            max_tokens=None,
+            techniques=None,
+            names=None,
+            model=None,
+            what="batch",
+            group=None,
+            stage="01",
+            epochs=None,
+            epoch=False,
+        )
+        | args
+    )
+    return Setup(
+        machine,
+        Scripts(),
+        folder / "data",
+        folder,
+        Namespace(**args),
+        list(options),
+        matmul_peak=PEAK,
+        batches={},
+    )
 
 
 def record_events(
-    name: str, speed: float = 100.0, *, loss: float = 8.0, tokens: int = 4096, steps: int = 8,
-    seed: int = 123, config: dict | None = None, gpu: str | None = None, start: dict | None = None,
-    **end
+    name: str,
+    speed: float = 100.0,
+    *,
+    loss: float = 8.0,
+    tokens: int = 4096,
+    steps: int = 8,
+    seed: int = 123,
+    config: dict | None = None,
+    gpu: str | None = None,
+    start: dict | None = None,
+    **end,
 ) -> list[dict]:
     """The events of a run of so many equal steps but for a first one of 10 s. Its log lines are
     after the first step, at `tokens`, where the validation loss is `loss`, and at its end."""
     config = dict(
-        model="cpu-demo", device="cuda" if gpu else "cpu", batch_size=4, context_length=256,
-        world_size=1, flops_per_token=10**9, dtype="float32", matmul_precision="highest",
-        parameters=1000, seed=seed,
+        model="cpu-demo",
+        device="cuda" if gpu else "cpu",
+        batch_size=4,
+        context_length=256,
+        world_size=1,
+        flops_per_token=10**9,
+        dtype="float32",
+        matmul_precision="highest",
+        parameters=1000,
+        seed=seed,
     ) | (config or {})
     per_step = config["batch_size"] * config["context_length"] * config["world_size"]
     first = dict(
-        event="start", schema=3, stage=name, time="20260101T000000Z", config=config,
+        event="start",
+        schema=3,
+        stage=name,
+        time="20260101T000000Z",
+        config=config,
         environment=dict(torch="2.13", gpu=gpu, cpu="Some CPU"),
         data=dict(tokens=dict(train=100_001)),
     ) | (start or {})
@@ -67,18 +123,35 @@ def record_events(
         seconds = [per_step / speed] * (step - before)
         if not before:
             seconds[0] = 10.0
-        logs.append(dict(event="log", epoch=1, step=step - 1, tokens=step * per_step,
-                         train_loss=val_loss + 0.5, val_loss=val_loss, seconds=seconds))
+        logs.append(
+            dict(
+                event="log",
+                epoch=1,
+                step=step - 1,
+                tokens=step * per_step,
+                train_loss=val_loss + 0.5,
+                val_loss=val_loss,
+                seconds=seconds,
+            )
+        )
         before = step
-    last = dict(
-        event="end", status="complete", error=None, avg_tok_per_sec=0.9 * speed,
-        reserved_gb=1.25, attention_backend="manual",
-    ) | end
+    last = (
+        dict(
+            event="end",
+            status="complete",
+            error=None,
+            avg_tok_per_sec=0.9 * speed,
+            reserved_gb=1.25,
+            attention_backend="manual",
+        )
+        | end
+    )
     return [first, *logs, dict(event="epoch", epoch=1), last]
 
 
-def write_record(folder: Path, name: str, time: str = "20260101T000000Z",
-                 start: dict | None = None, **record) -> Path:
+def write_record(
+    folder: Path, name: str, time: str = "20260101T000000Z", start: dict | None = None, **record
+) -> Path:
     """The record of a script that was started by hand."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{time}-1.jsonl"
@@ -89,15 +162,26 @@ def write_record(folder: Path, name: str, time: str = "20260101T000000Z",
 
 def plan_of(*names: str, **settings) -> Plan:
     """Runs of which each is compared to the one before."""
-    runs = [Run(name, name, f"technique {name}", loss="rounding", compared_to=before)
-            for before, name in zip([None, *names], names, strict=False)]
+    runs = [
+        Run(name, name, f"technique {name}", loss="rounding", compared_to=before)
+        for before, name in zip([None, *names], names, strict=False)
+    ]
     return Plan(runs, **(dict(tokens=4096) | settings))
 
 
 def measured_of(study: str, plan: Plan, machine: dict = CPU, id: str = "1", **header) -> Measured:
-    fields = dict(id=id, study=study, kind=plan.kind, time=f"20260101T00000{id[-1]}Z",
-                  machine=machine, matmul_peak=PEAK, data="d", options=[], plan=plan,
-                  sources={run.name: "s" for run in plan.runs})
+    fields = dict(
+        id=id,
+        study=study,
+        kind=plan.kind,
+        time=f"20260101T00000{id[-1]}Z",
+        machine=machine,
+        matmul_peak=PEAK,
+        data="d",
+        options=[],
+        plan=plan,
+        sources={run.name: "s" for run in plan.runs},
+    )
     return Measured(**fields | header)
 
 
@@ -110,31 +194,50 @@ def write_journal(
     lines = [measured.as_json()]
     for run in runs:
         run = dict(round=1, error=None, kind=Status.FAILED, seconds=1.0, matmul_rate=4e12) | run
-        name, number, error, kind, seconds, rate = (run.pop(key) for key in (
-            "name", "round", "error", "kind", "seconds", "matmul_rate"))
+        name, number, error, kind, seconds, rate = (
+            run.pop(key) for key in ("name", "round", "error", "kind", "seconds", "matmul_rate")
+        )
         run.setdefault("seed", plan.seed_of(number))
-        lines.append(dict(event="run", id=measured.id, name=name, round=number, seed=run["seed"],
-                          cache="warm", command="", source_sha256="s"))
+        lines.append(
+            dict(
+                event="run",
+                id=measured.id,
+                name=name,
+                round=number,
+                seed=run["seed"],
+                cache="warm",
+                command="",
+                source_sha256="s",
+            )
+        )
         if not error:
             lines += record_events(name, **run)
         outcome = Outcome(kind, error) if error else COMPLETE
-        lines.append(dict(event="ran", seconds=seconds, exit=int(bool(error)),
-                          outcome=outcome.status, error=outcome.text or None,
-                          matmul_rate=rate))
+        lines.append(
+            dict(
+                event="ran",
+                seconds=seconds,
+                exit=int(bool(error)),
+                outcome=outcome.status,
+                error=outcome.text or None,
+                matmul_rate=rate,
+            )
+        )
     append(path, *lines)
     return path
 
 
 def rounds_of(name: str, *speeds: float, **run) -> list[dict]:
     """For write_journal: a run in as many rounds, each with its speed."""
-    return [dict(name=name, round=number, speed=speed, **run)
-            for number, speed in enumerate(speeds, 1)]
+    return [
+        dict(name=name, round=number, speed=speed, **run) for number, speed in enumerate(speeds, 1)
+    ]
 
 
 def rows_of_text(markdown: str, heading: bool = False) -> list[list[str]]:
     """The cells of a table, maybe with its heading and the line below."""
     lines = [line[2:-2].split(" | ") for line in markdown.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line] for line in lines[0 if heading else 2:]]
+    return [[cell.strip() for cell in line] for line in lines[0 if heading else 2 :]]
 
 
 class Toy(Study):
@@ -161,8 +264,9 @@ class Children:
     def __init__(self, monkeypatch, build: Path, machine: dict = CPU):
         self.ran, self.calls, self.asked = [], [], []
         self.does, self.stop_at, self.refuses = {}, None, None
-        self.answers = dict(this_machine=machine, matmul_peak=PEAK, matmul_rate=4e12,
-                            free_memory=[81_000])
+        self.answers = dict(
+            this_machine=machine, matmul_peak=PEAK, matmul_rate=4e12, free_memory=[81_000]
+        )
         monkeypatch.setattr(children, "run_child", self.run_child)
         monkeypatch.setattr(processes, "ask_machine", self.ask_machine)
         # The order of runs is that of the plan.
@@ -176,10 +280,12 @@ class Children:
 
     def run_child(self, command, timeout=None, cores=None, **environment):
         command = [str(part) for part in command]
-        name, seed, folder = (command[command.index(option) + 1]
-                              for option in ("--name", "--seed", "--results-dir"))
-        self.calls.append(SimpleNamespace(command=command, environment=environment, cores=cores,
-                                          timeout=timeout))
+        name, seed, folder = (
+            command[command.index(option) + 1] for option in ("--name", "--seed", "--results-dir")
+        )
+        self.calls.append(
+            SimpleNamespace(command=command, environment=environment, cores=cores, timeout=timeout)
+        )
         if len(self.calls) == self.stop_at:
             raise children.Interrupted(signal.SIGTERM)
         self.ran.append((name, int(seed)))
@@ -196,8 +302,16 @@ class Children:
     def configurations(self, runs, setup):
         if self.refuses:
             raise UserError(self.refuses, 2)
-        return {run.name: dict(model="cpu-demo", batch_size=4, context_length=256,
-                               learning_rate=1e-3, compile=False) for run in runs}
+        return {
+            run.name: dict(
+                model="cpu-demo",
+                batch_size=4,
+                context_length=256,
+                learning_rate=1e-3,
+                compile=False,
+            )
+            for run in runs
+        }
 
 
 def copy_of_checkout(folder: Path, machine: dict | None = None) -> Path:
@@ -205,8 +319,14 @@ def copy_of_checkout(folder: Path, machine: dict | None = None) -> Path:
     small layer. With a `machine`, it answers what is asked of the machine at once."""
     for part in ("bench", "gpt_speed", "patches"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
-    names = ["measure.py", "plot_results.py", "requirements-extras.txt", "README.md",
-             "data/prepare.py", "results/reference/published-a100.json"]
+    names = [
+        "measure.py",
+        "plot_results.py",
+        "requirements-extras.txt",
+        "README.md",
+        "data/prepare.py",
+        "results/reference/published-a100.json",
+    ]
     for path in (*ROOT.glob("0?_*.py"), *(ROOT / name for name in names)):
         to = folder / path.relative_to(ROOT)
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -214,15 +334,24 @@ def copy_of_checkout(folder: Path, machine: dict | None = None) -> Path:
     for path in (*folder.glob("0?_*.py"), *folder.glob("patches/**/*.patch")):
         path.write_bytes(path.read_bytes().replace(*map(str.encode, SIZES)))
     if machine:
-        look = dict(machine=machine, memory_gb=8.0, matmul_peak=PEAK,
-                    compile_error=None, missing=[])
-        answers = dict(this_machine=machine, matmul_peak=PEAK, matmul_rate=4e12, look=look,
-                       free_memory=[81_000], compile_error=None, rank_count=2)
+        look = dict(
+            machine=machine, memory_gb=8.0, matmul_peak=PEAK, compile_error=None, missing=[]
+        )
+        answers = dict(
+            this_machine=machine,
+            matmul_peak=PEAK,
+            matmul_rate=4e12,
+            look=look,
+            free_memory=[81_000],
+            compile_error=None,
+            rank_count=2,
+        )
         room = folder / "bench" / "measure"
         (room / "environment.py").rename(room / "real_environment.py")
         (room / "environment.py").write_text(
             "import json, sys\n\nfrom bench.measure.real_environment import *\n\n"
-            f"if __name__ == '__main__':\n    print(json.dumps({answers!r}[sys.argv[1]]))\n")
+            f"if __name__ == '__main__':\n    print(json.dumps({answers!r}[sys.argv[1]]))\n"
+        )
     return folder
 
 
@@ -233,9 +362,15 @@ def speeds_of(plan: Plan) -> list[dict]:
     for number in range(1, (plan.rounds or 4) + 1):
         for place, run in enumerate(run for run in plan.runs if not run.error):
             faster = 0 if plan.new_seeds else 10 * place
-            row = dict(name=run.name, round=number, speed=100.0 + faster + number, loss=8.0,
-                       tokens=(plan.loss_tokens or 4096) * run.processes,
-                       reserved_gb=2.0 + place / 10, config=dict(world_size=run.processes))
+            row = dict(
+                name=run.name,
+                round=number,
+                speed=100.0 + faster + number,
+                loss=8.0,
+                tokens=(plan.loss_tokens or 4096) * run.processes,
+                reserved_gb=2.0 + place / 10,
+                config=dict(world_size=run.processes),
+            )
             runs.append(row)
             if plan.seed_noise and run is plan.runs[0]:
                 runs.append(row | dict(seed=plan.first_seed + number, loss=8 + number / 100))
@@ -253,8 +388,15 @@ def carry_out(study: Study, setup: Setup, runs_of=speeds_of) -> Iterator[tuple[P
         kinds += [plan.kind] * (plan.kind not in kinds)
         runs = runs_of(plan)
         whole = replace(plan, rounds=max((run.get("round", 1) for run in runs), default=1))
-        path = write_journal(setup.results, study.name, whole, runs, setup.machine,
-                             options=setup.options, id=str(kinds.index(plan.kind)))
+        path = write_journal(
+            setup.results,
+            study.name,
+            whole,
+            runs,
+            setup.machine,
+            options=setup.options,
+            id=str(kinds.index(plan.kind)),
+        )
         measured = [entry for entry in read_journal(path) if entry.kind == plan.kind][-1]
         yield plan, rows_of(measured)
 
@@ -265,9 +407,18 @@ def measured_with(plan: Plan, events: dict, machine: dict = CPU) -> Measured:
     for name, lines in events.items():
         run = dict(name=name, round=1, seed=plan.seed_of(1), source_sha256="s")
         error = lines if isinstance(lines, str) else None
-        measured.add(make_result(run, [] if error else lines, dict(
-            seconds=1.0, error=error, matmul_rate=None,
-            outcome=Status.FAILED if error else Status.COMPLETE)))
+        measured.add(
+            make_result(
+                run,
+                [] if error else lines,
+                dict(
+                    seconds=1.0,
+                    error=error,
+                    matmul_rate=None,
+                    outcome=Status.FAILED if error else Status.COMPLETE,
+                ),
+            )
+        )
     return measured
 
 
@@ -287,8 +438,11 @@ def shown(figure) -> list[str]:
         low, high = sorted(axis.get_view_interval())
         ticks = zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
         hidden |= {label for place, label in ticks if not low <= place <= high}
-    texts = [text for text in figure.findobj(Text)
-             if text.get_visible() and text.get_text() and text not in hidden]
+    texts = [
+        text
+        for text in figure.findobj(Text)
+        if text.get_visible() and text.get_text() and text not in hidden
+    ]
     boxes = [text.get_window_extent() for text in texts]
     for i, box in enumerate(boxes):
         inside = figure.bbox.padded(1)
@@ -313,8 +467,17 @@ def measure_again(folder: Path, study: str, rounds: int, first: int = 0, **chang
     `changes`."""
     plan = plan_of("a", "b", rounds=rounds)
     last = len(technique_names()) - 1
-    plan.runs = [run.replace(stage=f"0{k}" if study == "stages" else None, number=number)
-                 for (k, run), number in zip(enumerate(plan.runs), (first, last), strict=True)]
-    write_journal(folder, study, plan, [
-        dict(name=name, round=number) | changes
-        for number in range(1, rounds + 1) for name in "ab"])
+    plan.runs = [
+        run.replace(stage=f"0{k}" if study == "stages" else None, number=number)
+        for (k, run), number in zip(enumerate(plan.runs), (first, last), strict=True)
+    ]
+    write_journal(
+        folder,
+        study,
+        plan,
+        [
+            dict(name=name, round=number) | changes
+            for number in range(1, rounds + 1)
+            for name in "ab"
+        ],
+    )

@@ -47,11 +47,39 @@ def spoil(draw: random.Random, path: Path) -> None:
 
 
 INSTEAD = [
-    b"", b"\xff\xfe", b"[" * 100_000, b"null", b"true", b"-1", b"0", b"7", b"0.5", b"1e308",
-    b"9" * 400, b"NaN", b'""', b'"x"', b'"\\u0000"', b'"\\ud800"', b'"../../x"', b'"/etc/passwd"',
-    b'"%s"' % (b"x" * 5000), b"[]", b"{}", b"[[]]", b"[null]", b'{"a": 1}', b"\n",
-    b"Base: ../../x\n", b"--- a//etc/passwd\n", b"+++ b/../../x.py\n", b"Group: ../x\n",
-    b"Needs: package os;x\n", b"Measure: $(touch x)\n", b"@@ -1,99999999 +1,1 @@\n"]
+    b"",
+    b"\xff\xfe",
+    b"[" * 100_000,
+    b"null",
+    b"true",
+    b"-1",
+    b"0",
+    b"7",
+    b"0.5",
+    b"1e308",
+    b"9" * 400,
+    b"NaN",
+    b'""',
+    b'"x"',
+    b'"\\u0000"',
+    b'"\\ud800"',
+    b'"../../x"',
+    b'"/etc/passwd"',
+    b'"%s"' % (b"x" * 5000),
+    b"[]",
+    b"{}",
+    b"[[]]",
+    b"[null]",
+    b'{"a": 1}',
+    b"\n",
+    b"Base: ../../x\n",
+    b"--- a//etc/passwd\n",
+    b"+++ b/../../x.py\n",
+    b"Group: ../x\n",
+    b"Needs: package os;x\n",
+    b"Measure: $(touch x)\n",
+    b"@@ -1,99999999 +1,1 @@\n",
+]
 
 
 def one_error(code: int, err: str) -> list[str]:
@@ -81,20 +109,39 @@ def test_patches(draw, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     tree = Tree(folder, capsys)
     spoil(draw, draw.choice(sorted(folder.glob("patches/**/*.patch"))))
-    code, _, err = tree.run(*draw.choice([["verify"], ["list"], ["write"], ["show", "1"],
-                                          ["compose", "profile", "--out", "own.py"]]))
+    code, _, err = tree.run(
+        *draw.choice(
+            [
+                ["verify"],
+                ["list"],
+                ["write"],
+                ["show", "1"],
+                ["compose", "profile", "--out", "own.py"],
+            ]
+        )
+    )
     assert code in (0, 1) and err.count("\n") == code, err
     assert [path.name for path in tmp_path.iterdir()] == ["inside"]
     assert {path.name for path in folder.iterdir()} <= {
-        "patches", "build", "own.py", *(f"{stage}.py" for stage in STAGES)}
+        "patches",
+        "build",
+        "own.py",
+        *(f"{stage}.py" for stage in STAGES),
+    }
 
 
 # ---- Kills and full disks ----------------------------------------------------------------------
 
 
 def start(command: list, before: list = (), **how) -> subprocess.Popen:
-    return subprocess.Popen([*before, sys.executable, *map(str, command)], env=environment(),
-                            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how)
+    return subprocess.Popen(
+        [*before, sys.executable, *map(str, command)],
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **how,
+    )
 
 
 def killed_after(seconds: float, command: list) -> str:
@@ -108,8 +155,12 @@ def killed_after(seconds: float, command: list) -> str:
 
 def check_record(results: Path, printed: str) -> None:
     """The only record in a folder, if its first line is whole, holds all log lines printed."""
-    logs = [log for path in results.glob("*.jsonl") if b"\n" in path.read_bytes()
-            for log in read_record(path).logs]
+    logs = [
+        log
+        for path in results.glob("*.jsonl")
+        if b"\n" in path.read_bytes()
+        for log in read_record(path).logs
+    ]
     assert len(logs) >= len(re.findall("^Ep .*\n", printed, re.MULTILINE))
 
 
@@ -133,8 +184,19 @@ def test_full_disks(draw, tmp_path, program, blocks):
     read."""
     text, out = tmp_path / "text", tmp_path / "out"
     text.write_text("It was a dark and stormy night. " * 20_000)
-    options = [text, "--out", out] if "prepare" in program else [
-        *TINY, "--data", write_tokens(tmp_path / "data"), "--eval-freq", 1, "--results-dir", out]
+    options = (
+        [text, "--out", out]
+        if "prepare" in program
+        else [
+            *TINY,
+            "--data",
+            write_tokens(tmp_path / "data"),
+            "--eval-freq",
+            1,
+            "--results-dir",
+            out,
+        ]
+    )
     limit = f'ulimit -f {draw.randrange(blocks)}; exec "$@"'
     process = start([ROOT / program, *options], before=["sh", "-c", limit, "sh"])
     printed, err = process.communicate(timeout=120)

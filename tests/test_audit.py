@@ -31,10 +31,12 @@ CHILD = ROOT / "gpt_speed" / "audit" / "child.py"
 AUDIT = ROOT / "measure.py", "audit", "--results-dir"
 TORCHRUN = "-m", "torch.distributed.run", "--nproc_per_node=2"
 # As bench.commands.audit.machine_of returns it.
-MACHINE = dict(name="AMD EPYC", torch="2", dtype="float32", memory_total=2**34,
-               rates=dict(float32=1e11))
-GPU = MACHINE | dict(name="a GPU that nobody knows", capability="9.0", dtype="bfloat16",
-                     memory_total=80 * 2**30)
+MACHINE = dict(
+    name="AMD EPYC", torch="2", dtype="float32", memory_total=2**34, rates=dict(float32=1e11)
+)
+GPU = MACHINE | dict(
+    name="a GPU that nobody knows", capability="9.0", dtype="bfloat16", memory_total=80 * 2**30
+)
 TECHNIQUES = [patch.name for patch in stack.load() if patch.name != "ddp"]
 UNSEEN_ON_CPU = {"02-tensor-cores", "04-pinned-memory", "05-bfloat16", "10-batch-size"}
 
@@ -68,16 +70,34 @@ def ladder(tmp_path_factory):
     def watched(number: int, *options) -> dict:
         script = folder / f"after_{number}.py"
         script.write_text(small(texts[number].decode()))
-        return watch(folder, script, "--model", "cpu-demo", "--context-length", 32,
-                     "--batch-size", 2, "--eval-windows", 2, "--data", data,
-                     "--results-dir", folder, *options)
+        return watch(
+            folder,
+            script,
+            "--model",
+            "cpu-demo",
+            "--context-length",
+            32,
+            "--batch-size",
+            2,
+            "--eval-windows",
+            2,
+            "--data",
+            data,
+            "--results-dir",
+            folder,
+            *options,
+        )
 
     return watched
 
 
-@pytest.mark.parametrize("number", [
-    pytest.param(number, marks=[] if number in (0, 8, 15) else pytest.mark.slow)
-    for number in range(len(TECHNIQUES) + 1)])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(number, marks=[] if number in (0, 8, 15) else pytest.mark.slow)
+        for number in range(len(TECHNIQUES) + 1)
+    ],
+)
 def test_a_script_of_the_ladder_lacks_what_comes_after_it(ladder, number):
     assert with_state(ladder(number), LACKS) == {*TECHNIQUES[number:]} - UNSEEN_ON_CPU
 
@@ -86,7 +106,9 @@ def test_a_script_of_the_ladder_lacks_what_comes_after_it(ladder, number):
 def test_the_ladder_on_a_simulated_gpu(ladder, number, options):
     facts = on_gpu(ladder(number, *options))
     assert with_state(facts, LACKS) == {*TECHNIQUES[number:]} - {
-        "04-pinned-memory", "12-huge-pages"}
+        "04-pinned-memory",
+        "12-huge-pages",
+    }
     assert state(facts | dict(kept=True), "15-kept-memory") == HAS
     assert state(facts | dict(shares_memory=True), "15-kept-memory") == NO_HARDWARE
     full = facts | dict(memory=79 * 2**30)
@@ -99,13 +121,19 @@ def on_gpu(facts: dict) -> dict:
     return facts | GPU | dict(ops=ops, memory=2**30)
 
 
-@pytest.mark.parametrize(("pinned", "non_blocking", "expected"), [
-    (False, False, LACKS), (True, False, LACKS), (True, True, HAS)])
+@pytest.mark.parametrize(
+    ("pinned", "non_blocking", "expected"),
+    [(False, False, LACKS), (True, False, LACKS), (True, True, HAS)],
+)
 def test_copies_to_a_gpu(ladder, pinned, non_blocking, expected):
     facts = on_gpu(ladder(0))
-    copy = dict(name="_to_copy", inputs=[[9999, [2, 32], "int64", "self"]],
-                outputs=[[9998, [2, 32], "int64"]], device="cpu",
-                scalars=dict(source="cpu", pinned=pinned, non_blocking=non_blocking))
+    copy = dict(
+        name="_to_copy",
+        inputs=[[9999, [2, 32], "int64", "self"]],
+        outputs=[[9998, [2, 32], "int64"]],
+        device="cpu",
+        scalars=dict(source="cpu", pinned=pinned, non_blocking=non_blocking),
+    )
     assert state(facts | dict(ops=[*facts["ops"], copy]), "04-pinned-memory") == expected
     assert state(facts, "04-pinned-memory") == NOT_HERE
 
@@ -119,9 +147,14 @@ def test_convolutions_have_their_own_tf32(tmp_path):
     assert state(facts, "02-tensor-cores") == NOT_HERE
 
 
-@pytest.mark.parametrize(("number", "options"), [
-    (0, []), pytest.param(3, [], marks=pytest.mark.slow),
-    pytest.param(7, ["--dtype", "float32"], marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("number", "options"),
+    [
+        (0, []),
+        pytest.param(3, [], marks=pytest.mark.slow),
+        pytest.param(7, ["--dtype", "float32"], marks=pytest.mark.slow),
+    ],
+)
 def test_priced_as_predict_does(ladder, number, options):
     """A script of the ladder, run here, does what its trace without storage does."""
     step = Step(ladder(number, *options))
@@ -131,8 +164,11 @@ def test_priced_as_predict_does(ladder, number, options):
     watched, expected = (totals(works) for works in (work_of(step), traced["step"]))
     assert watched.keys() == expected.keys()
     for group, (kernels, flops, size) in expected.items():
-        assert watched[group] == [pytest.approx(kernels, rel=0.2, abs=2), flops,
-                                  pytest.approx(size, rel=0.05, abs=1000)], group
+        assert watched[group] == [
+            pytest.approx(kernels, rel=0.2, abs=2),
+            flops,
+            pytest.approx(size, rel=0.05, abs=1000),
+        ], group
 
 
 def totals(works) -> dict[tuple, list[float]]:
@@ -171,22 +207,76 @@ PLAIN = {3, 8, 9, 12, 13, 14, 15}
 NO_HEAD = {9, 13, 14}
 # What the others lack; and what is uncertain, beside UNSEEN_ON_CPU.
 LACKING = dict(
-    fast=PLAIN, stored_mask=PLAIN | {1}, by_hand=PLAIN | {1, 7},
-    assigned=PLAIN | {1, 7}, lower=PLAIN | {7}, indexed=PLAIN | {1}, capped=PLAIN | {1},
-    signed=PLAIN, gated=PLAIN, talking=PLAIN | {1}, twice=PLAIN, scaled=PLAIN | {1, 7},
-    schedule_drawn=PLAIN, characters=PLAIN - {9, 14}, normalized=PLAIN | {6},
-    exponentials=PLAIN | {7}, apart=PLAIN | {11}, cross=PLAIN, multihead=PLAIN | {7},
-    std_norm=PLAIN | {6}, rms_norm=PLAIN | {6}, own_rms_norm=PLAIN, cubed=PLAIN | {6},
-    padded=PLAIN - {9}, tied=PLAIN, closure=PLAIN - NO_HEAD - {3}, gan=PLAIN - NO_HEAD,
-    updates_by_hand=PLAIN - {3}, accumulated=PLAIN - {3}, evaluated=PLAIN - {3}, autocast=PLAIN,
-    compiled_model=PLAIN - {8}, compiled_step=PLAIN - {3, 8, 13}, compiled_in_part=PLAIN - {8},
-    checkpointed=PLAIN | {1, 7}, square=PLAIN | {1, 7}, scripted=PLAIN, chunks=PLAIN - {14},
-    distributed=PLAIN, pieces=PLAIN, accelerated=PLAIN, two_optimizers=PLAIN, workers=PLAIN,
-    convolutions=PLAIN - NO_HEAD, penalty=PLAIN - NO_HEAD)
-UNCERTAIN = dict(cross={11}, updates_by_hand={3}, compiled_in_part={8}, capped={7}, signed={7},
-                 gated={7}, talking={7}, twice={7})
-FAST_TOYS = ("fast", "by_hand", "assigned", "capped", "talking", "normalized", "cubed", "closure",
-             "chunks", "accumulated", "penalty", "pieces")
+    fast=PLAIN,
+    stored_mask=PLAIN | {1},
+    by_hand=PLAIN | {1, 7},
+    assigned=PLAIN | {1, 7},
+    lower=PLAIN | {7},
+    indexed=PLAIN | {1},
+    capped=PLAIN | {1},
+    signed=PLAIN,
+    gated=PLAIN,
+    talking=PLAIN | {1},
+    twice=PLAIN,
+    scaled=PLAIN | {1, 7},
+    schedule_drawn=PLAIN,
+    characters=PLAIN - {9, 14},
+    normalized=PLAIN | {6},
+    exponentials=PLAIN | {7},
+    apart=PLAIN | {11},
+    cross=PLAIN,
+    multihead=PLAIN | {7},
+    std_norm=PLAIN | {6},
+    rms_norm=PLAIN | {6},
+    own_rms_norm=PLAIN,
+    cubed=PLAIN | {6},
+    padded=PLAIN - {9},
+    tied=PLAIN,
+    closure=PLAIN - NO_HEAD - {3},
+    gan=PLAIN - NO_HEAD,
+    updates_by_hand=PLAIN - {3},
+    accumulated=PLAIN - {3},
+    evaluated=PLAIN - {3},
+    autocast=PLAIN,
+    compiled_model=PLAIN - {8},
+    compiled_step=PLAIN - {3, 8, 13},
+    compiled_in_part=PLAIN - {8},
+    checkpointed=PLAIN | {1, 7},
+    square=PLAIN | {1, 7},
+    scripted=PLAIN,
+    chunks=PLAIN - {14},
+    distributed=PLAIN,
+    pieces=PLAIN,
+    accelerated=PLAIN,
+    two_optimizers=PLAIN,
+    workers=PLAIN,
+    convolutions=PLAIN - NO_HEAD,
+    penalty=PLAIN - NO_HEAD,
+)
+UNCERTAIN = dict(
+    cross={11},
+    updates_by_hand={3},
+    compiled_in_part={8},
+    capped={7},
+    signed={7},
+    gated={7},
+    talking={7},
+    twice={7},
+)
+FAST_TOYS = (
+    "fast",
+    "by_hand",
+    "assigned",
+    "capped",
+    "talking",
+    "normalized",
+    "cubed",
+    "closure",
+    "chunks",
+    "accumulated",
+    "penalty",
+    "pieces",
+)
 
 
 def toy(name: str, folder) -> dict:
@@ -194,8 +284,10 @@ def toy(name: str, folder) -> dict:
     return watch(folder, TOYS, name, key=key)
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=[] if name in FAST_TOYS else pytest.mark.slow) for name in LACKING])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in FAST_TOYS else pytest.mark.slow) for name in LACKING],
+)
 def test_toys(name, tmp_path):
     if name == "accelerated":
         pytest.importorskip("accelerate")
@@ -229,10 +321,13 @@ def test_updates_before_the_training(forked_children):
 
 def test_both_runs_read_stdin():
     """Through a pipe, which the first empties."""
-    code = ("from gpt_speed import children\nchildren.keep_stdin()\nfor _ in range(2):\n"
-            "    children.rewind_stdin()\n    print(children.run_child(['cat'])[1])")
-    done = subprocess.run([sys.executable, "-c", code], input="5\n", text=True, cwd=ROOT,
-                          capture_output=True)
+    code = (
+        "from gpt_speed import children\nchildren.keep_stdin()\nfor _ in range(2):\n"
+        "    children.rewind_stdin()\n    print(children.run_child(['cat'])[1])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], input="5\n", text=True, cwd=ROOT, capture_output=True
+    )
     assert done.stdout.split() == ["5", "5"], done.stderr
 
 
@@ -248,9 +343,19 @@ OLD = [*filter(None, os.environ.get("AUDIT_PYTHONS", "").split(os.pathsep))]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["by_hand", "compiled_step"])
-@pytest.mark.parametrize("python", OLD or [pytest.param("", marks=pytest.mark.skip(
-    "AUDIT_PYTHONS names no environments: make one by `python3.10 -m venv old && old/bin/pip"
-    " install torch==2.4.1` (5 GB), and name old/bin/python"))])
+@pytest.mark.parametrize(
+    "python",
+    OLD
+    or [
+        pytest.param(
+            "",
+            marks=pytest.mark.skip(
+                "AUDIT_PYTHONS names no environments: make one by `python3.10 -m venv old &&"
+                " old/bin/pip install torch==2.4.1` (5 GB), and name old/bin/python"
+            ),
+        )
+    ],
+)
 def test_the_environment_of_an_audited_script(python, name):
     """It needs no more than PyTorch 2.4 and Python 3.10."""
     _, watched = audit([str(TOYS), name], 10, python)
@@ -261,8 +366,10 @@ def test_the_environment_of_an_audited_script(python, name):
 def test_a_finding_has_its_line(tmp_path):
     findings = check(Step(toy("by_hand", tmp_path)))
     lines = TOYS.read_text().splitlines()
-    for technique, text in (("07-flash-attention", "q @ k.transpose"),
-                            ("03-fused-adamw", "optimizer.step()")):
+    for technique, text in (
+        ("07-flash-attention", "q @ k.transpose"),
+        ("03-fused-adamw", "optimizer.step()"),
+    ):
         name, _, line = findings[technique].where.partition(":")
         assert name == TOYS.name and text in lines[int(line) - 1]
         assert 0 < findings[technique].share < 1
@@ -273,8 +380,15 @@ def test_notes(tmp_path):
     (note,) = report_of(facts, tmp_path)["notes"]
     assert "1 value read back from tensors" in note and "audit_toys.py:" in note
     facts |= dict(syncs=[True] * 3)
-    report = report_of(facts, tmp_path, breaks={"a reason\nat length": 2}, new_graphs=3, waited=4.0,
-                       breaks_at=["a.py:2"], recompiled_at=["a.py:1"])
+    report = report_of(
+        facts,
+        tmp_path,
+        breaks={"a reason\nat length": 2},
+        new_graphs=3,
+        waited=4.0,
+        breaks_at=["a.py:2"],
+        recompiled_at=["a.py:1"],
+    )
     text = render.text(report)
     assert len(report["notes"]) == 5 and all(note in text for note in report["notes"])
     assert "1 graph break, a.py:2: what lies between them isn't compiled (a reason)" in text
@@ -302,7 +416,9 @@ def test_pages_of_memory_take_a_share(tmp_path):
     facts = toy("fast", tmp_path) | dict(system=0.2, kept=False, huge_pages=False)
     report = report_of(facts, tmp_path)
     assert [row["upper_bound"] for row in report["techniques"] if row["number"] in (12, 15)] == [
-        1.25, 1.25]
+        1.25,
+        1.25,
+    ]
 
 
 def test_graph_breaks_have_their_lines(forked_children):
@@ -323,8 +439,11 @@ def test_a_technique_gains_by_its_share():
 
 
 def report_of(facts: dict, folder, cards=(), **timed) -> dict:
-    timed = facts | dict(seconds=[1.0] * 5, breaks={}, new_graphs=0, breaks_at=[],
-                         recompiled_at=[]) | timed
+    timed = (
+        facts
+        | dict(seconds=[1.0] * 5, breaks={}, new_graphs=0, breaks_at=[], recompiled_at=[])
+        | timed
+    )
     return result_of(["a.py"], timed, facts, facts, folder, cards)
 
 
@@ -341,10 +460,20 @@ def test_tokens_and_operations(ladder, tmp_path):
     assert "64 tokens a step" in text and "**not on this hardware**: #2 TF32 tensor cores" in text
 
 
-@pytest.mark.parametrize(("name", "device", "dtype", "expected", "gain"), [
-    ("NVIDIA H100 80GB HBM3", "cuda", "bfloat16", "H100", 1.63),
-    ("NVIDIA H200", "cuda", "bfloat16", "H100, another machine than this one, in bfloat16", 1.63),
-    ("AMD EPYC", "cpu", "float32", "AMD EPYC (float32)", 1.0)])
+@pytest.mark.parametrize(
+    ("name", "device", "dtype", "expected", "gain"),
+    [
+        ("NVIDIA H100 80GB HBM3", "cuda", "bfloat16", "H100", 1.63),
+        (
+            "NVIDIA H200",
+            "cuda",
+            "bfloat16",
+            "H100, another machine than this one, in bfloat16",
+            1.63,
+        ),
+        ("AMD EPYC", "cpu", "float32", "AMD EPYC (float32)", 1.0),
+    ],
+)
 def test_gains_are_from_the_most_similar_machine(tmp_path, name, device, dtype, expected, gain):
     gains, where = gains_of(dict(name=name, dtype=dtype), device, tmp_path)
     assert where == f"measured on {expected}"
@@ -353,36 +482,46 @@ def test_gains_are_from_the_most_similar_machine(tmp_path, name, device, dtype, 
 
 def test_a_machine_that_hides_its_memory(monkeypatch):
     answers = dict(this_machine=dict(name="Xeon", torch="2", ram_gb=None), matmul_peak={})
-    monkeypatch.setattr("bench.processes.ask_machine",
-                        lambda question, CUDA_VISIBLE_DEVICES: answers[question])
+    monkeypatch.setattr(
+        "bench.processes.ask_machine", lambda question, CUDA_VISIBLE_DEVICES: answers[question]
+    )
     assert machine_of(dict(device="cpu", memory_total=None, torch="3")) == dict(
-        name="Xeon", torch="3", ram_gb=None, memory_total=None, rates={})
+        name="Xeon", torch="3", ram_gb=None, memory_total=None, rates={}
+    )
 
 
 def test_a_system_that_is_not_unix(tmp_path):
     """Windows has no sizes of memory, no groups of processes, no fork."""
     (tmp_path / "resource.py").write_text("raise ImportError(__name__)\n")
     (tmp_path / "sitecustomize.py").write_text(
-        "import os, torch\ndel os.killpg, os.getpgid, os.register_at_fork\n")
+        "import os, torch\ndel os.killpg, os.getpgid, os.register_at_fork\n"
+    )
     facts = watch(tmp_path, TOYS, "fast", env=environment(PYTHONPATH=str(tmp_path)), fork=False)
     facts |= dict(memory_total=None)
     assert state(facts, "10-batch-size") == CANT_TELL
     assert "memory ? of ? GB" in render.text(report_of(facts, tmp_path))
 
 
-@pytest.mark.parametrize("name, words", [
-    ("short", "ended after 1 step, and an audit needs 2"), ("fails", "failed: ZeroDivisionError"),
-    ("nothing", "trained nothing in its own process: no backward pass"),
-    ("no_matmuls", "multiplies no matrices: the techniques are for models that do"),
-    pytest.param("thread", "let it train in the main thread", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("short", "ended after 1 step, and an audit needs 2"),
+        ("fails", "failed: ZeroDivisionError"),
+        ("nothing", "trained nothing in its own process: no backward pass"),
+        ("no_matmuls", "multiplies no matrices: the techniques are for models that do"),
+        pytest.param("thread", "let it train in the main thread", marks=pytest.mark.slow),
+    ],
+)
 def test_one_line_says_what_to_do(name, words, forked_children):
     with pytest.raises(UserError, match=words):
         audit([str(TOYS), name], 2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "key", "steps"), [
-    ("gan", 1, 4), ("two_optimizers", 1, 4), ("updates_by_hand", "backward", 4)])
+@pytest.mark.parametrize(
+    ("name", "key", "steps"),
+    [("gan", 1, 4), ("two_optimizers", 1, 4), ("updates_by_hand", "backward", 4)],
+)
 def test_what_ends_a_step(name, key, steps, forked_children):
     """The rarest update, of equally frequent ones the last; without any a backward pass."""
     timed, _ = audit([str(TOYS), name], 2)
@@ -418,7 +557,8 @@ def test_a_module_and_its_arguments(tmp_path, monkeypatch, forked_children):
     (tmp_path / "watch" / "bench.py").write_text(
         "import sys, os\nassert __name__ == '__main__' and sys.argv[1:] == ['--', '-x']\n"
         "assert sys.path[0] == os.getcwd(), sys.path\n"
-        "from watch import own\nown.TOYS['fast']()\n")
+        "from watch import own\nown.TOYS['fast']()\n"
+    )
     shutil.copy(TOYS, tmp_path / "watch" / "own.py")
     monkeypatch.chdir(tmp_path)
     _, watched = audit(["-m", "watch.bench", "--", "-x"], 2)
@@ -427,8 +567,11 @@ def test_a_module_and_its_arguments(tmp_path, monkeypatch, forked_children):
 
 @pytest.mark.slow
 def test_the_command_and_its_page(tmp_path):
-    text, *_ = printed(*AUDIT, tmp_path, "--name", "mine", "--gpu", "4090, T4",
-                       TOYS, "by_hand").strip().rpartition("\n")
+    text, *_ = (
+        printed(*AUDIT, tmp_path, "--name", "mine", "--gpu", "4090, T4", TOYS, "by_hand")
+        .strip()
+        .rpartition("\n")
+    )
     assert "1 call of attention by hand, 16 × 16 scores" in text and "| T4 | " in text
     page = (tmp_path / "audit-mine.md").read_text(encoding="utf-8")
     assert text in page and page.startswith("# Audit of audit_toys")
@@ -460,7 +603,8 @@ def test_ranks_end_after_the_same_step(tmp_path):
         "import json, os, subprocess, sys\n"
         "order = dict(mode='time', report=f'{os.environ[\"RANK\"]}.json')\n"
         "sys.exit(subprocess.run([sys.executable, 'gpt_speed/audit/child.py', json.dumps(order),"
-        f" {str(TOYS)!r}, 'one_rank_is_late']).returncode)\n")
+        f" {str(TOYS)!r}, 'one_rank_is_late']).returncode)\n"
+    )
     done = run_python(*TORCHRUN, script, cwd=tmp_path, fork=False, timeout=60)
     assert done.returncode == 0, done.stderr
     one, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
@@ -469,6 +613,7 @@ def test_ranks_end_after_the_same_step(tmp_path):
 
 def test_a_report_is_read_after_a_time_out(monkeypatch):
     """Where a process writes it, and then doesn't end."""
+
     def run_child(command, timeout):
         report = Path(json.loads(command[2])["report"])
         report.write_text(json.dumps(dict(how="failed", error="ValueError: the real reason")))

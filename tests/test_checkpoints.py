@@ -15,7 +15,8 @@ from conftest import TINY, call_main, environment, load, run_python, small, writ
 from patches import stack
 
 pytest.importorskip(
-    "safetensors", reason="needs safetensors: pip install -r requirements-extras.txt")
+    "safetensors", reason="needs safetensors: pip install -r requirements-extras.txt"
+)
 
 TWO = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 BASES = ["01", pytest.param("02", marks=pytest.mark.slow)]
@@ -60,9 +61,25 @@ class Trial:
 
     def options(self, results: str, saved: str | None) -> list:
         where = ["--checkpoint-dir", self.folder / saved, "--checkpoint-every", 4] if saved else []
-        return [*TINY, "--device", "cpu", "--no-compile", "--dtype", "float32", "--dropout", "0.1",
-                "--data", self.data, "--results-dir", self.folder / results, "--eval-freq", "1",
-                "--epochs", "2", *where]
+        return [
+            *TINY,
+            "--device",
+            "cpu",
+            "--no-compile",
+            "--dtype",
+            "float32",
+            "--dropout",
+            "0.1",
+            "--data",
+            self.data,
+            "--results-dir",
+            self.folder / results,
+            "--eval-freq",
+            "1",
+            "--epochs",
+            "2",
+            *where,
+        ]
 
     def events(self, results: str, kind: str | None = None) -> list[dict]:
         """Of all records of a folder, in the order of their files' last change."""
@@ -72,8 +89,9 @@ class Trial:
 
     def losses(self, results: str) -> dict:
         """By step; of a step that was made again, the later one."""
-        return {log["step"]: (log["train_loss"], log["val_loss"])
-                for log in self.events(results, "log")}
+        return {
+            log["step"]: (log["train_loss"], log["val_loss"]) for log in self.events(results, "log")
+        }
 
     def saved(self, folder: str) -> list[str]:
         return sorted(path.name for path in (self.folder / folder).glob("step-*"))
@@ -87,6 +105,7 @@ def trial(tmp_path) -> Trial:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A function: the losses of a run of 01 or 02 that nothing happens to, by step."""
+
     @cache
     def losses(base: str) -> dict:
         trial = Trial(tmp_path_factory.mktemp("whole"))
@@ -113,8 +132,11 @@ def test_killed_and_resumed_is_never_killed(trial, whole):
     assert resume["step"] == 20 and resume["ranks"] == resume["earlier_ranks"] == 1
     # No tokens of before are in the speed.
     path = max((trial.folder / "killed").glob("*.jsonl"), key=os.path.getmtime)
-    *logs, end = [event for event in map(json.loads, path.read_text().splitlines())
-                  if event["event"] in ("log", "end")]
+    *logs, end = [
+        event
+        for event in map(json.loads, path.read_text().splitlines())
+        if event["event"] in ("log", "end")
+    ]
     seconds = [second for log in logs for second in log["seconds"]]
     assert end["avg_tok_per_sec"] == pytest.approx(21 * 2 * 16 / sum(seconds[1:]))
 
@@ -122,8 +144,15 @@ def test_killed_and_resumed_is_never_killed(trial, whole):
 @pytest.mark.slow
 def test_torchrun_restarts_from_the_last_checkpoint(trial, whole):
     script = trial.script("02", step=15, rank=1, how=KILLED)
-    result = trial.run(script, "killed", "--resume", "auto", saved="saved", restarts=3,
-                       env=environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"))
+    result = trial.run(
+        script,
+        "killed",
+        "--resume",
+        "auto",
+        saved="saved",
+        restarts=3,
+        env=environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"),
+    )
     assert result.returncode == 0, result.stderr
     assert [resume["step"] for resume in trial.events("killed", "resume")] == [12]
     assert trial.losses("killed") == whole("02")
@@ -143,17 +172,22 @@ def test_written_beside_the_training(trial, base):
     assert again and again == {step: whole[step] for step in again}
 
 
-@pytest.mark.parametrize(("base", "others"), [
-    pytest.param("01", ["optimizer-muon", "step-accumulation"], id="two optimizers"),
-    pytest.param("02", ["parallel-sharded", "timeout-ranks"], id="sharded",
-                 marks=pytest.mark.slow),
-])
+@pytest.mark.parametrize(
+    ("base", "others"),
+    [
+        pytest.param("01", ["optimizer-muon", "step-accumulation"], id="two optimizers"),
+        pytest.param(
+            "02", ["parallel-sharded", "timeout-ranks"], id="sharded", marks=pytest.mark.slow
+        ),
+    ],
+)
 def test_with_other_variants(trial, base, others):
     script = trial.script(base, *others)
     result = trial.run(script, "whole", "--max-steps", 8, saved="saved")
     assert result.returncode == 0, result.stderr
-    again = trial.run(script, "again", "--max-steps", 8, "--resume",
-                      trial.folder / "saved" / "step-4")
+    again = trial.run(
+        script, "again", "--max-steps", 8, "--resume", trial.folder / "saved" / "step-4"
+    )
     assert again.returncode == 0, again.stderr
     whole, again = trial.losses("whole"), trial.losses("again")
     assert again == {step: whole[step] for step in range(4, 8)}
@@ -190,8 +224,11 @@ def test_what_is_refused(trial):
     changes = dict(epoch="x"), dict(windows=None), dict(config=[]), dict(train_seconds={})
     for path, says, contents in (
         (meta, "was trained on other tokens", [other_tokens.encode()]),
-        (about, "can't be read", [
-            b"{", b"[]", *(json.dumps(values | change).encode() for change in changes)]),
+        (
+            about,
+            "can't be read",
+            [b"{", b"[]", *(json.dumps(values | change).encode() for change in changes)],
+        ),
         (metadata, "can't be read", [b"", pickled[:-1], b"\x80\x04." + pickled]),
         (next(saved.glob("*.distcp")), "can't be read", [b"x" * 100]),
     ):
@@ -231,12 +268,16 @@ def test_nothing_in_a_checkpoint_is_executed(trial):
     metadata.write_bytes(pickle.dumps(None))  # then PyTorch would look for those of each rank
     metadata.with_name("__0.metadata").write_bytes(pickle.dumps(Program(mark)))
     assert "can't be read" in refusal(trial, script, saved)
-    index, place = next((index, place) for index, place in contents.storage_data.items()
-                        if index.fqn.endswith(".lr"))
+    index, place = next(
+        (index, place)
+        for index, place in contents.storage_data.items()
+        if index.fqn.endswith(".lr")
+    )
     file, program = saved / place.relative_path, io.BytesIO()
     torch.save(Program(mark), program)
-    contents.storage_data[index] = replace(place, offset=file.stat().st_size,
-                                           length=len(program.getvalue()))
+    contents.storage_data[index] = replace(
+        place, offset=file.stat().st_size, length=len(program.getvalue())
+    )
     file.write_bytes(file.read_bytes() + program.getvalue())
     metadata.write_bytes(pickle.dumps(contents))
     assert "can't be read" in refusal(trial, script, saved)
@@ -251,8 +292,14 @@ def test_nothing_in_a_checkpoint_is_executed(trial):
 def test_another_number_of_ranks(trial):
     """From one process to two: the place in the text is kept, and so are the weights."""
     trial.run(trial.script(), "one", "--max-steps", "8", saved="saved")
-    result = trial.run(trial.script("02"), "two", "--learning-rate", "5e-4", "--resume",
-                       trial.folder / "saved" / "step-8")
+    result = trial.run(
+        trial.script("02"),
+        "two",
+        "--learning-rate",
+        "5e-4",
+        "--resume",
+        trial.folder / "saved" / "step-8",
+    )
     assert result.returncode == 0, result.stderr
     assert "on 2 rank(s), cpu, after 1, cpu, so other random numbers" in result.stdout
     (resume,) = trial.events("two", "resume")
@@ -299,7 +346,8 @@ def test_nan_on_one_rank_stops_all(trial):
     assert "error: rank 0: the loss is not finite" in result.stderr
     assert trial.events("nan")[-1]["status"] == "diverged"
     assert "step-12 couldn't be written, training goes on without: the weights aren't finite" in (
-        result.stdout)
+        result.stdout
+    )
     assert trial.saved("saved") == ["step-4", "step-8"]
 
 
@@ -321,8 +369,10 @@ def test_weights_for_others(trial, base):
     assert result.returncode == 0, result.stderr
     module = load(trial.script())
     weights = load_file(trial.folder / "saved" / "model.safetensors")
-    config = module.Config(**module.MODELS["cpu-demo"] | dict(
-        context_length=16, device=torch.device("cpu"), data=str(trial.data)))
+    config = module.Config(
+        **module.MODELS["cpu-demo"]
+        | dict(context_length=16, device=torch.device("cpu"), data=str(trial.data))
+    )
     model = module.GPTModel(config)
     model.load_state_dict(weights)
     text = module.sample(model, module.load_data(config).tokenizer, config)

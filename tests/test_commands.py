@@ -22,8 +22,10 @@ from bench.report import readme
 from patches import stack
 
 PAGES = [*readme.PAGES, ROOT / "CONTRIBUTING.md"]
-START = (r"(?:OMP_NUM_THREADS=1 )?"
-         r"(?:python3? |torchrun (?=-)|make (?=[a-z-]+\b)|(?:python -m )?pip )")
+START = (
+    r"(?:OMP_NUM_THREADS=1 )?"
+    r"(?:python3? |torchrun (?=-)|make (?=[a-z-]+\b)|(?:python -m )?pip )"
+)
 BLANKS = r"NAME|PATH|…|GPUS|FIRST_HOST|\$"  # what a reader fills in
 TARGETS = re.findall(r"^([\w.-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
@@ -31,16 +33,23 @@ TARGETS = re.findall(r"^([\w.-]+):", (ROOT / "Makefile").read_text(), re.MULTILI
 def commands_of(text: str) -> list[str]:
     """Those in blocks of code, a line each, and those between backticks."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    lines = [line for language, block in blocks if language in ("", "bash")
-             for line in block.replace("\\\n", " ").splitlines()]
+    lines = [
+        line
+        for language, block in blocks
+        if language in ("", "bash")
+        for line in block.replace("\\\n", " ").splitlines()
+    ]
     rest = re.sub(r"(?ms)^```.*?^```", "", text)
     lines += [" ".join(part.split()) for part in re.findall(r"`([^`]+)`", rest)]
     return [line.partition("  #")[0].strip() for line in lines if re.match(START, line)]
 
 
-COMMANDS = [(page, command) for page in PAGES
-            for command in dict.fromkeys(commands_of(page.read_text(encoding="utf-8")))
-            if not re.search(BLANKS, command)]
+COMMANDS = [
+    (page, command)
+    for page in PAGES
+    for command in dict.fromkeys(commands_of(page.read_text(encoding="utf-8")))
+    if not re.search(BLANKS, command)
+]
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +76,9 @@ def takes(script, options: list[str]) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[
-    f"{page.name}: {command}" for page, command in COMMANDS])
+@pytest.mark.parametrize(
+    ("page", "command"), COMMANDS, ids=[f"{page.name}: {command}" for page, command in COMMANDS]
+)
 def test_a_command(page, command, stages, composed):
     words = shlex.split(command.removeprefix("OMP_NUM_THREADS=1 "))
     script = next((word for word in words if word.endswith(".py")), None)
@@ -78,9 +88,10 @@ def test_a_command(page, command, stages, composed):
         assert all((ROOT / name).exists() for name in words if name.endswith(".txt"))
     elif words[:2] == ["python", "-m"]:
         assert find_spec(words[2]) and all(
-            (ROOT / word).exists() for word in words[3:] if word.endswith(".py"))
+            (ROOT / word).exists() for word in words[3:] if word.endswith(".py")
+        )
     else:
-        check_script(script, words[words.index(script) + 1:], stages, composed)
+        check_script(script, words[words.index(script) + 1 :], stages, composed)
 
 
 def check_script(script: str, options: list[str], stages, composed) -> None:
@@ -89,21 +100,33 @@ def check_script(script: str, options: list[str], stages, composed) -> None:
         args = cli.make_parser().parse_args(options[:cut])
         for name in (getattr(args, "names", None) or "01").split(","):
             Scripts().find(name, setup_of(ROOT).machine)
-        assert not options[cut + 1:] or takes(stages[STAGES[0]], options[cut + 1:])
+        assert not options[cut + 1 :] or takes(stages[STAGES[0]], options[cut + 1 :])
     elif script == "patches/stack.py":
         if options[0] in ("list", "show", "verify"):
             assert stack.main(options, ROOT) == 0
         else:  # compose is in `composed`; the others change files
             assert options[0] in ("write", "refresh", "compose", "new")
     else:
-        modules = [stages[Path(script).stem]] if Path(script).stem in stages else composed.get(
-            Path(script).name)
-        assert any(takes(module, options) for module in modules) if modules else (
-            ROOT / script).exists()
+        modules = (
+            [stages[Path(script).stem]]
+            if Path(script).stem in stages
+            else composed.get(Path(script).name)
+        )
+        assert (
+            any(takes(module, options) for module in modules)
+            if modules
+            else (ROOT / script).exists()
+        )
 
 
-@pytest.mark.parametrize("command", [
-    command for page, command in COMMANDS if page == ROOT / "README.md" and " predict " in command])
+@pytest.mark.parametrize(
+    "command",
+    [
+        command
+        for page, command in COMMANDS
+        if page == ROOT / "README.md" and " predict " in command
+    ],
+)
 def test_predictions_of_the_readme_run(command, monkeypatch, capsys, tmp_path):
     """They are stored, so that a reader has them at once."""
     monkeypatch.setattr(sys, "argv", [*shlex.split(command)[1:], "--results-dir", str(tmp_path)])
@@ -127,10 +150,12 @@ def test_notebook(tmp_path, monkeypatch):
         shutil.copy(ROOT / name, folder)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    nbclient.NotebookClient(notebook, timeout=500, resources={
-        "metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
     text = json.dumps(notebook.cells)
     results = folder / "results"
     assert str(folder / "results.tar.gz") in text and "Traceback" not in text
     assert (results / "stages.png").exists() and "Not finished: " in (
-        results / "report.md").read_text()
+        results / "report.md"
+    ).read_text()

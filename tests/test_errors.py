@@ -30,18 +30,38 @@ def pretend_gpus(monkeypatch, count: int) -> None:
         monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
 
 
-@pytest.mark.parametrize(("stage", "fails", "error"), [
-    *((stage, (torch, "ones"), torch.AcceleratorError(
-        "CUDA error: no kernel image is available for execution on the device\nCUDA kernel errors"))
-      for stage in STAGES),
-    (STAGES[2], (torch.cuda, "init"), RuntimeError("Unexpected error\nError 802: not yet ready"))])
+@pytest.mark.parametrize(
+    ("stage", "fails", "error"),
+    [
+        *(
+            (
+                stage,
+                (torch, "ones"),
+                torch.AcceleratorError(
+                    "CUDA error: no kernel image is available for execution on the device\n"
+                    "CUDA kernel errors"
+                ),
+            )
+            for stage in STAGES
+        ),
+        (
+            STAGES[2],
+            (torch.cuda, "init"),
+            RuntimeError("Unexpected error\nError 802: not yet ready"),
+        ),
+    ],
+)
 def test_a_gpu_that_does_not_work(bench, stage, fails, error, monkeypatch):
     """PyTorch's builds for CUDA 13 have no code for a V100; 02 counts GPUs before it looks at one.
     What PyTorch raises is one line."""
     pretend_gpus(monkeypatch, 1)
     monkeypatch.setattr(*fails, mock.Mock(side_effect=error))
-    bench.fails("--device", "cuda", stage=stage,
-                says=f"{str(error).splitlines()[0]} (see docs/troubleshooting.md)")
+    bench.fails(
+        "--device",
+        "cuda",
+        stage=stage,
+        says=f"{str(error).splitlines()[0]} (see docs/troubleshooting.md)",
+    )
     assert bench.no_record()
 
 
@@ -54,20 +74,41 @@ def test_a_folder_for_compiled_code_that_cant_be_made(bench, stage, monkeypatch)
     assert "(see TORCHINDUCTOR_CACHE_DIR)\n" in result.stderr
 
 
-@pytest.mark.parametrize(("name", "content"), [
-    *((part, content) for part in ("train.bin", "val.bin") for content in (None, b"", b"a")),
-    ("train.bin", b"a\0" * 1999), ("train.bin", b"a\0" * 1999 + b"a"),
-    ("train.bin", b"\xff\xff" * 2000),  # an id that no model has
-    *(("meta.json", content) for content in (
-        None, b"", b"{", b"[]", b"{}", b'{"tokens": {"train": "many"}}',
-        b'{"tokens": {"train": 2000, "val": 200}}',
-        b'{"tokens": {"train": 0, "val": 200}, "tokenizer": "bytes"}')),
-    *(("vocabulary.json", content) for content in (
-        None, b"", b"[]", b"{}", b'{"tokens": [1], "pattern": ".", "special": {}}',
-        '{"tokens": ["€"], "pattern": ".", "special": {}}'.encode(),
-        b'{"tokens": ["a"], "pattern": "(", "special": {}}',
-        b'{"tokens": ["a"], "pattern": ".", "special": []}')),
-])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *((part, content) for part in ("train.bin", "val.bin") for content in (None, b"", b"a")),
+        ("train.bin", b"a\0" * 1999),
+        ("train.bin", b"a\0" * 1999 + b"a"),
+        ("train.bin", b"\xff\xff" * 2000),  # an id that no model has
+        *(
+            ("meta.json", content)
+            for content in (
+                None,
+                b"",
+                b"{",
+                b"[]",
+                b"{}",
+                b'{"tokens": {"train": "many"}}',
+                b'{"tokens": {"train": 2000, "val": 200}}',
+                b'{"tokens": {"train": 0, "val": 200}, "tokenizer": "bytes"}',
+            )
+        ),
+        *(
+            ("vocabulary.json", content)
+            for content in (
+                None,
+                b"",
+                b"[]",
+                b"{}",
+                b'{"tokens": [1], "pattern": ".", "special": {}}',
+                '{"tokens": ["€"], "pattern": ".", "special": {}}'.encode(),
+                b'{"tokens": ["a"], "pattern": "(", "special": {}}',
+                b'{"tokens": ["a"], "pattern": ".", "special": []}',
+            )
+        ),
+    ],
+)
 def test_damaged_tokens(bench, name, content):
     """Missing, empty, cut off, or not what it has to be: also a folder of an earlier version."""
     path = bench.data / name
@@ -80,17 +121,37 @@ def test_damaged_tokens(bench, name, content):
 @pytest.mark.parametrize("name", ["tpu", "cuda:x", "cuda:99", "meta", "xpu"])
 def test_unknown_device(bench, name):
     bench.fails("--device", name, says=" (see docs/troubleshooting.md)")
-    bench.fails("--device", name, stage="02_opt_multi_gpu_ddp", code=2,
-                says=f"argument --device: invalid choice: {name!r}")
+    bench.fails(
+        "--device",
+        name,
+        stage="02_opt_multi_gpu_ddp",
+        code=2,
+        says=f"argument --device: invalid choice: {name!r}",
+    )
     assert bench.no_record()
 
 
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize(("option", "value"), [
-    ("--batch-size", "0"), ("--batch-size", "1.5"), ("--dropout", "1"), ("--learning-rate", "nan"),
-    ("--learning-rate", "1e300"), ("--seed", "-1"), ("--seed", "9223372036854775808"),
-    ("--epochs", "some"), ("--max-tokens", "0"), ("--model", "gpt5"), ("--batch", "4"),
-    ("left", "over"), ("--name", "../evil"), ("--name", ""), ("--name", "x\x1b")])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--batch-size", "0"),
+        ("--batch-size", "1.5"),
+        ("--dropout", "1"),
+        ("--learning-rate", "nan"),
+        ("--learning-rate", "1e300"),
+        ("--seed", "-1"),
+        ("--seed", "9223372036854775808"),
+        ("--epochs", "some"),
+        ("--max-tokens", "0"),
+        ("--model", "gpt5"),
+        ("--batch", "4"),
+        ("left", "over"),
+        ("--name", "../evil"),
+        ("--name", ""),
+        ("--name", "x\x1b"),
+    ],
+)
 def test_options_out_of_range(bench, stage, option, value):
     bench.fails(option, value, stage=stage, code=2)
     assert bench.no_record() and not list(bench.folder.glob("evil*"))
@@ -100,9 +161,12 @@ def test_results_cannot_be_written(bench):
     bench.results.write_text("a file where the folder should be")
     link = bench.folder / "link"
     link.symlink_to(bench.folder / "gone")
-    for path, says in ((bench.results, "File exists"), (bench.results / "x", "Not a directory"),
-                       (link, f"{link}', a link to a folder that isn't there"),
-                       (link / "x", "a link to a folder that isn't there")):
+    for path, says in (
+        (bench.results, "File exists"),
+        (bench.results / "x", "Not a directory"),
+        (link, f"{link}', a link to a folder that isn't there"),
+        (link / "x", "a link to a folder that isn't there"),
+    ):
         bench.results = path
         for stage in STAGES:
             bench.fails(stage=stage, says=says)
@@ -139,11 +203,16 @@ def test_what_counts_as_out_of_memory(stages, stage, capsys):
         assert text.startswith(hint) and "\n" not in text
     assert capsys.readouterr().err == ""  # no traceback
     for error in (
-        script.UserError("the text is too short"), OSError(28, "No space left on device"),
-        RuntimeError("mat1 and mat2 shapes cannot be multiplied"), KeyError("memory"),
-        ValueError("cublas"), AssertionError(),
-        RuntimeError("No valid triton configs. OutOfMemoryError: out of resource: triton_mm"
-                     " Required: 147456 Hardware limit: 101376"),  # shared memory, of a kernel
+        script.UserError("the text is too short"),
+        OSError(28, "No space left on device"),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        KeyError("memory"),
+        ValueError("cublas"),
+        AssertionError(),
+        RuntimeError(
+            "No valid triton configs. OutOfMemoryError: out of resource: triton_mm"
+            " Required: 147456 Hardware limit: 101376"
+        ),  # shared memory, of a kernel
     ):
         try:
             raise error
@@ -172,9 +241,11 @@ def test_signals(stages, stage, number, code):
 def test_ctrl_c_while_measure_starts(tmp_path):
     """A module that it imports stands in for a slow disk. The shell then has the exit code 130."""
     (tmp_path / "difflib.py").write_text(
-        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n")
-    result = run_python(ROOT / "measure.py", "--help", fork=False,
-                        env=environment(PYTHONPATH=str(tmp_path)))
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n"
+    )
+    result = run_python(
+        ROOT / "measure.py", "--help", fork=False, env=environment(PYTHONPATH=str(tmp_path))
+    )
     assert (result.returncode, result.stdout, result.stderr) == (-signal.SIGINT, "", "")
 
 
@@ -190,8 +261,13 @@ def test_diverged(bench, stage):
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
 def test_interrupted(bench):
     command = bench.command("01_opt_single_gpu", "--eval-freq", 1, "--epochs", 1000)
-    process = subprocess.Popen([sys.executable, *map(str, command)], env=environment(), text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     next(line for line in process.stdout if "Step tok/sec" in line)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=120)
@@ -232,9 +308,16 @@ def test_a_system_that_does_not_tell_the_peak_of_memory(bench, monkeypatch):
     assert {epoch["reserved_gb"], epoch["peak_reserved_gb"], end["reserved_gb"]} == {None}
 
 
-@pytest.mark.parametrize(("gpus", "variables"), [
-    (4, {}), (0, dict(RANK="0")), (0, dict(RANK="1", WORLD_SIZE="2")), (0, dict(RANK="")),
-    (0, conftest.ONE_RANK | dict(MASTER_ADDR=""))])
+@pytest.mark.parametrize(
+    ("gpus", "variables"),
+    [
+        (4, {}),
+        (0, dict(RANK="0")),
+        (0, dict(RANK="1", WORLD_SIZE="2")),
+        (0, dict(RANK="")),
+        (0, conftest.ONE_RANK | dict(MASTER_ADDR="")),
+    ],
+)
 def test_ddp_without_torchrun(bench, monkeypatch, gpus, variables):
     """Also where a job's wrapper has set some of its variables; `RANK=` is no rank either."""
     for name in conftest.ONE_RANK:
@@ -243,8 +326,12 @@ def test_ddp_without_torchrun(bench, monkeypatch, gpus, variables):
     stage, device = "02_opt_multi_gpu_ddp", ["--device", "cuda"] if gpus else []
     result = call_main(bench.stages[stage], *bench.options(stage, *device), variables=variables)
     assert result.returncode == 2
-    one_error_line(result.stderr, stage, code=2,
-                   says=f"a process per GPU: torchrun --nproc_per_node={gpus or ''}")
+    one_error_line(
+        result.stderr,
+        stage,
+        code=2,
+        says=f"a process per GPU: torchrun --nproc_per_node={gpus or ''}",
+    )
     assert bench.no_record()
 
 
@@ -254,8 +341,11 @@ def test_every_rank_names_itself(bench):
     with mock.patch.dict(os.environ, variables):
         script = conftest.load(ROOT / f"{stage}.py")
     (bench.data / "meta.json").write_text("{")
-    with (mock.patch.object(script, "join_ranks"), mock.patch.object(script, "dist"),
-          mock.patch.object(script, "compare_ranks")):
+    with (
+        mock.patch.object(script, "join_ranks"),
+        mock.patch.object(script, "dist"),
+        mock.patch.object(script, "compare_ranks"),
+    ):
         result = call_main(script, *bench.options(stage), variables=variables)
         assert result.returncode == 1 and result.stdout == "" and bench.no_record()
         assert result.stderr.startswith("error: rank 1: damaged (JSONDecodeError(")
@@ -294,17 +384,42 @@ def test_odd_surroundings(tmp_path, program):
     home = tmp_path / "a b;'\"$(x)\n&é"
     data, text = write_tokens(home / "data"), home / "text.txt"
     text.write_text("Dorothea " * 100)
-    options = {"00_orig.py": [*conftest.TINY, "--max-steps", 4, "--data", data, "--results-dir",
-                              home / "results"],
-               "data/prepare.py": [text, "--out", home / "tokens"],
-               "measure.py": ["ladder", "--techniques", "0", "--rounds", "1", "--max-tokens", "64",
-                              "--data", data, "--", *conftest.TINY]}[program]
+    options = {
+        "00_orig.py": [
+            *conftest.TINY,
+            "--max-steps",
+            4,
+            "--data",
+            data,
+            "--results-dir",
+            home / "results",
+        ],
+        "data/prepare.py": [text, "--out", home / "tokens"],
+        "measure.py": [
+            "ladder",
+            "--techniques",
+            "0",
+            "--rounds",
+            "1",
+            "--max-tokens",
+            "64",
+            "--data",
+            data,
+            "--",
+            *conftest.TINY,
+        ],
+    }[program]
     tree = copy_of_checkout(home / "tree", CPU) if program == "measure.py" else ROOT
     variables = {name: value for name, value in environment().items() if name != "HOME"}
     before = os.umask(0o077)
     try:
-        result = run_python(tree / program, *options, cwd=home, env=variables | dict(
-            LC_ALL="C", PYTHONUTF8="0", PYTHONIOENCODING="", PYTHONCOERCECLOCALE="0"))
+        result = run_python(
+            tree / program,
+            *options,
+            cwd=home,
+            env=variables
+            | dict(LC_ALL="C", PYTHONUTF8="0", PYTHONIOENCODING="", PYTHONCOERCECLOCALE="0"),
+        )
     finally:
         os.umask(before)
     assert result.returncode == 0, result.stderr
@@ -317,28 +432,49 @@ def test_a_script_started_from_elsewhere(stages):
         assert [config.data, config.results_dir] == [str(ROOT / "data"), str(ROOT / "results")]
 
 
-@pytest.mark.parametrize(("version", "compiled", "says"), [
-    ("2.10.0+cu128", True, "update PyTorch 2.10"), ("2.10.0", False, "lower --learning-rate"),
-    ("2.13.0", True, "lower --learning-rate"), ("2.1.0", True, "lower --learning-rate")])
+@pytest.mark.parametrize(
+    ("version", "compiled", "says"),
+    [
+        ("2.10.0+cu128", True, "update PyTorch 2.10"),
+        ("2.10.0", False, "lower --learning-rate"),
+        ("2.13.0", True, "lower --learning-rate"),
+        ("2.1.0", True, "lower --learning-rate"),
+    ],
+)
 def test_a_loss_that_is_not_finite_names_the_compilers_bug(
-        stages, monkeypatch, version, compiled, says):
+    stages, monkeypatch, version, compiled, says
+):
     script = stages["01_opt_single_gpu"]
     monkeypatch.setattr(torch, "__version__", version)
-    config = script.Config(compile=compiled, batch_size=1, context_length=4,
-                           device=torch.device("cpu"))
+    config = script.Config(
+        compile=compiled, batch_size=1, context_length=4, device=torch.device("cpu")
+    )
     loader = mock.MagicMock(pin_memory=False)
     loader.__len__.return_value = 1
     loader.__iter__.return_value = [(torch.zeros(1, 4), torch.zeros(1, 4))]
-    for name, answer in (("prepare_model", None), ("make_optimizer", mock.Mock()),
-                         ("make_loader", loader), ("compute_loss", None), ("evaluate", math.nan),
-                         ("backward_and_update", None)):
+    for name, answer in (
+        ("prepare_model", None),
+        ("make_optimizer", mock.Mock()),
+        ("make_loader", loader),
+        ("compute_loss", None),
+        ("evaluate", math.nan),
+        ("backward_and_update", None),
+    ):
         monkeypatch.setattr(script, name, lambda *_, answer=answer: answer)
     with pytest.raises(FloatingPointError, match=f"is not finite: {says}"):
         script.train(None, mock.Mock(), config, mock.Mock(), script.now)
 
 
-@pytest.mark.parametrize("program", [*(f"{stage}.py" for stage in STAGES), "measure.py",
-                                     "plot_results.py", "data/prepare.py", "patches/stack.py"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        *(f"{stage}.py" for stage in STAGES),
+        "measure.py",
+        "plot_results.py",
+        "data/prepare.py",
+        "patches/stack.py",
+    ],
+)
 @pytest.mark.parametrize("how", ["closed", "-OO"])
 def test_no_stdout_and_no_docstrings(program, how):
     before = ["sh", "-c", 'exec "$@" >&-', "sh"] if how == "closed" else []

@@ -19,20 +19,39 @@ from gpt_speed.cards import CARDS
 from patches import stack
 
 EXPLORER = readme.EXPLORER.read_text(encoding="utf-8")
-DATA = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', EXPLORER,
-                            re.DOTALL)[1])
-BROWSER = next(filter(None, map(shutil.which, (
-    "chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+DATA = json.loads(
+    re.search(r'<script type="application/json" id="data">(.*?)</script>', EXPLORER, re.DOTALL)[1]
+)
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),
+    None,
+)
 needs_browser = pytest.mark.skipif(not BROWSER, reason="needs a Chromium")
 
 
 def seen_in_browser(page: str, folder: Path, *options: str) -> str:
     """The page as it stands after its scripts, which write nothing on the console."""
     run = subprocess.run(
-        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync",
-         f"--user-data-dir={folder / 'profile'}", "--enable-logging=stderr", *options,
-         "--dump-dom", page], capture_output=True, text=True, timeout=300)
+        [
+            BROWSER,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            f"--user-data-dir={folder / 'profile'}",
+            "--enable-logging=stderr",
+            *options,
+            "--dump-dom",
+            page,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert "CONSOLE" not in run.stderr
     return run.stdout
 
@@ -49,14 +68,20 @@ def test_the_explorers_data():
     assert DATA["gpus"]["MI300X"]["speeds"]["01"]["gpt2"]["32"] == [0, "unchecked", 0]
     assert DATA["gpus"]["RTX 3080"]["speeds"]["00"]["gpt2"]["2"] == [0, "unchecked", 0]
     assert [name for name, gpu in DATA["gpus"].items() if not gpu["nvidia"]] == [
-        "MI300X", "MI325X", "MI355X"]
+        "MI300X",
+        "MI325X",
+        "MI355X",
+    ]
     names, parser = {patch.name for patch in stack.load_variants()}, make_parser()
     for script in DATA["scripts"].values():
         *before, last = (shlex.split(line) for line in script["commands"])
         for _, tool, command, name, *_ in before:
             assert tool == "patches/stack.py" and (
-                command == "write" and f"build/stages/{stack.file_of(name)}" in last
-                or command == "compose" and name in names), name
+                command == "write"
+                and f"build/stages/{stack.file_of(name)}" in last
+                or command == "compose"
+                and name in names
+            ), name
         assert before or (ROOT / last[-1]).exists(), last
         words = [*shlex.split(script["predict"])[2:], "--gpu", "T4"]
         assert parser.parse_args(words).command == "predict"
@@ -64,11 +89,23 @@ def test_the_explorers_data():
 
 
 @needs_browser
-@pytest.mark.parametrize(("address", "answer"), [
-    ("gpu=RTX 4090&batch=8&script=00", "RTX 4090, gpt2, 00, the baseline: doesn't fit at batch 8."),
-    ("gpu=L4&with=H100&price=1&price2=2.5&tokens=2", "2 billion tokens take {}–{} hours and cost"),
-    ("gpu=none&model=x&script=&batch=3",
-     "RTX 4090, gpt2, 01, all 15 techniques: fits at batch 32")])
+@pytest.mark.parametrize(
+    ("address", "answer"),
+    [
+        (
+            "gpu=RTX 4090&batch=8&script=00",
+            "RTX 4090, gpt2, 00, the baseline: doesn't fit at batch 8.",
+        ),
+        (
+            "gpu=L4&with=H100&price=1&price2=2.5&tokens=2",
+            "2 billion tokens take {}–{} hours and cost",
+        ),
+        (
+            "gpu=none&model=x&script=&batch=3",
+            "RTX 4090, gpt2, 01, all 15 techniques: fits at batch 32",
+        ),
+    ],
+)
 def test_the_explorer_in_a_browser(tmp_path, address, answer):
     """An address is a choice, of which what there isn't is left out; the console stays empty."""
     speeds = DATA["gpus"]["H100"]["speeds"]["01"]["gpt2"]["32"][1].split("–")
@@ -114,7 +151,9 @@ def test_report_html(page, monkeypatch):
     assert not re.search(r'(src|href)="https?:|javascript:', text)
     assert "&lt;b&gt;Some&lt;/b&gt; &amp; GPU" in text and "<b>" not in text
     assert re.findall("<details( open)?><summary>(.*?)</summary>", text) == [
-        ("", "The three stages"), (" open", "The ladder: one at a time")]
+        ("", "The three stages"),
+        (" open", "The ladder: one at a time"),
+    ]
     monkeypatch.setitem(sys.modules, "markdown", None)
     assert write_html(page) is None and not page.with_suffix(".html").exists()
 
@@ -124,8 +163,11 @@ def test_report_html_in_a_browser(page):
     """What is significant is marked, and a click on a heading sorts by its figures."""
     pytest.importorskip("markdown")
     clicked = page.with_name("clicked.html")
-    clicked.write_text(write_html(page).read_text().replace(
-        "</body>", "<script>document.querySelectorAll('th')[1].click()</script></body>"))
+    clicked.write_text(
+        write_html(page)
+        .read_text()
+        .replace("</body>", "<script>document.querySelectorAll('th')[1].click()</script></body>")
+    )
     seen = seen_in_browser(clicked.as_uri(), page.parent)
     assert re.findall(r'<td[^>]*class="(\w+)"', seen) == ["slower", "faster"]
     assert re.findall(r"<td[^>]*>([abc])</td>", seen.partition("<tbody>")[2]) == ["b", "a", "c"]

@@ -39,9 +39,13 @@ GOLDEN = Path(__file__).with_name("golden.json")
 # (2e-7), and 5 times with PowerSGD (4e-6), Muon (2e-5) and, on another CPU, the modern model.
 TOLERANCE = 1e-5
 TOLERANCES = {  # what takes small differences further; besides those three, float16, and 8 bits
-    "model-modern": 1e-4, "ddp-compression": 1e-4,
-    "optimizer-muon": 1e-4, "precision-fp16": 2e-3, "optimizer-adamw-8bit": 1e-3,
-    "precision-float8": 3e-3, "precision-stochastic": 1e-3,
+    "model-modern": 1e-4,
+    "ddp-compression": 1e-4,
+    "optimizer-muon": 1e-4,
+    "precision-fp16": 2e-3,
+    "optimizer-adamw-8bit": 1e-3,
+    "precision-float8": 3e-3,
+    "precision-stochastic": 1e-3,
     "parallel-muon": 1e-4,
 }
 LOG_STEPS = [0, 5, 10, 15, 19]
@@ -62,8 +66,10 @@ def scripts() -> dict[str, bytes]:
 def rows() -> dict[str, tuple[str, list[str], str]]:
     """What is trained: its script, its options, and what it can't do without."""
     names = stack.names_of(stack.load())
-    trained = {name: (name, ["--no-compile"] if b"compile: bool" in scripts()[name] else [], "")
-               for name in names}
+    trained = {
+        name: (name, ["--no-compile"] if b"compile: bool" in scripts()[name] else [], "")
+        for name in names
+    }
     trained["01 compiled"] = names[-2], ["--compile"], "a compiler"
     trained["00 dropout"] = names[0], ["--dropout", "0.1"], ""
     for variant in stack.load_variants():
@@ -83,11 +89,28 @@ def losses_of(name: str, options: list[str], folder: Path) -> list[list[float]]:
     small = mock.patch.dict(script.MODELS["cpu-demo"], layers=2, heads=2, width=32)
     with small, mock.patch.object(torch, "bfloat16", torch.float32), without_bfloat16():
         result = call_main(
-            script, *TINY, *in_float32(script), "--batch-size", 4, "--device", "cpu",
-            "--learning-rate", 1e-3, "--max-steps", 20, "--eval-freq", 5, "--eval-windows", 6,
-            "--results-dir", folder / "results", "--data", write_formula(folder / "data"),
+            script,
+            *TINY,
+            *in_float32(script),
+            "--batch-size",
+            4,
+            "--device",
+            "cpu",
+            "--learning-rate",
+            1e-3,
+            "--max-steps",
+            20,
+            "--eval-freq",
+            5,
+            "--eval-windows",
+            6,
+            "--results-dir",
+            folder / "results",
+            "--data",
+            write_formula(folder / "data"),
             *(option.replace("{scratch}", str(folder / "scratch")) for option in options),
-            variables=ONE_RANK if b"torch.distributed as dist" in scripts()[name] else {})
+            variables=ONE_RANK if b"torch.distributed as dist" in scripts()[name] else {},
+        )
     assert result.returncode == 0, result.stderr
     start, *events = read_record(folder / "results")
     assert start["config"].get("compile", False) is ("--compile" in options)
@@ -114,14 +137,16 @@ def lacking(needs: str) -> str | None:
 LADDER = {*stack.names_of(stack.load()), "00 dropout"}
 
 
-@pytest.mark.parametrize("row", [
-    pytest.param(row, marks=[pytest.mark.slow] * (row not in LADDER)) for row in rows()])
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=[pytest.mark.slow] * (row not in LADDER)) for row in rows()]
+)
 def test_losses_are_those_of_before(row, tmp_path):
     name, options, needs = rows()[row]
     if reason := lacking(needs):
         pytest.skip(reason)
-    difference = largest_difference(losses_of(name, options, tmp_path),
-                                    json.loads(GOLDEN.read_text())["rows"][row])
+    difference = largest_difference(
+        losses_of(name, options, tmp_path), json.loads(GOLDEN.read_text())["rows"][row]
+    )
     assert difference < TOLERANCES.get(name, TOLERANCE)
 
 
@@ -137,7 +162,8 @@ def test_what_changes_no_loss_has_the_losses_of_its_base():
     bases = {"01 compiled": names[-2]} | {
         patch.name: stack.find(patch.base, names)
         for patch in stack.load() + stack.load_variants()
-        if patch.fields["Loss"] == "unchanged" and patch.name in golden}
+        if patch.fields["Loss"] == "unchanged" and patch.name in golden
+    }
     for name, base in bases.items():
         assert largest_difference(golden[name], golden[base]) < 1e-6, name
 

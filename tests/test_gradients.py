@@ -16,17 +16,35 @@ from patches import stack
 DRIVER = ROOT / "bench" / "measure" / "gradients.py"
 PLAIN, FAST = ROOT / "00_orig.py", ROOT / "01_opt_single_gpu.py"
 GROUPS = "memory", "dropout", "attention", "head", "precision", "model"
-VARIANTS = [(patch, *row) for patch in stack.load_variants() for row in patch.option_sets
-            if patch.fields.get("Group", "").startswith(GROUPS)]
+VARIANTS = [
+    (patch, *row)
+    for patch in stack.load_variants()
+    for row in patch.option_sets
+    if patch.fields.get("Group", "").startswith(GROUPS)
+]
 
 
 def check(script: Path, folder: Path, *options, sizes=(), reference=FAST, dropout=True):
     """The verdict on a script's gradients."""
-    words = [sys.executable, DRIVER, *sizes, *(["--reference", reference] if reference else []),
-             *([] if dropout else ["--no-dropout"]), script, "--device", "cpu", "--results-dir",
-             folder / "results", *options]
-    result = subprocess.run([str(word) for word in words], capture_output=True, text=True,
-                            env=os.environ | dict(TORCHINDUCTOR_CACHE_DIR=str(folder / "cache")))
+    words = [
+        sys.executable,
+        DRIVER,
+        *sizes,
+        *(["--reference", reference] if reference else []),
+        *([] if dropout else ["--no-dropout"]),
+        script,
+        "--device",
+        "cpu",
+        "--results-dir",
+        folder / "results",
+        *options,
+    ]
+    result = subprocess.run(
+        [str(word) for word in words],
+        capture_output=True,
+        text=True,
+        env=os.environ | dict(TORCHINDUCTOR_CACHE_DIR=str(folder / "cache")),
+    )
     assert result.returncode == 0, result.stderr
     return verdict_of(read_record(next((folder / "results").glob("*.jsonl"))))
 
@@ -77,22 +95,39 @@ class TransformerBlock(nn.Module):
 BLOCK = "class TransformerBlock(nn.Module):\n"
 NORMED = "self.feed_forward(self.norm2(x_BTC))"
 PLANTS = {
-    "a missing term": [(BLOCK, SCALED), (NORMED, "Scaled.apply(self.feed_forward("
-                                                 "self.norm2(x_BTC)), 0 if self.last else 1)"),
-                       ("        self.norm1 = ",
-                        "        self.last = False\n        self.norm1 = "),
-                       ("        self.norm = nn.LayerNorm",
-                        "        self.blocks[-1].last = True\n        self.norm = nn.LayerNorm")],
-    "a bias's scale": [(BLOCK, SCALED), ("return self.out(y_BHTD.transpose(1, 2).reshape(B, T, C))",
-                                         "return F.linear(y_BHTD.transpose(1, 2).reshape(B, T, C),"
-                                         " self.out.weight, Scaled.apply(self.out.bias, 0.9))")],
-    "a mask drawn anew": [(BLOCK, NEW_MASK), ("return x_BTC + self.dropout(self.feed_forward(",
-                                              "return x_BTC + (lambda y: NewMask.apply("
-                                              "y, self.dropout.p))(self.feed_forward(")],
-    "a detached residual": [("return x_BTC + self.dropout(self.feed",
-                             "return x_BTC.detach() + self.dropout(self.feed")],
-    "a chunk left out": [("torch.cat(x_gradients), sum_VC)",
-                          "torch.cat([0 * x_gradients[0], *x_gradients[1:]]), sum_VC)")],
+    "a missing term": [
+        (BLOCK, SCALED),
+        (NORMED, "Scaled.apply(self.feed_forward(self.norm2(x_BTC)), 0 if self.last else 1)"),
+        ("        self.norm1 = ", "        self.last = False\n        self.norm1 = "),
+        (
+            "        self.norm = nn.LayerNorm",
+            "        self.blocks[-1].last = True\n        self.norm = nn.LayerNorm",
+        ),
+    ],
+    "a bias's scale": [
+        (BLOCK, SCALED),
+        (
+            "return self.out(y_BHTD.transpose(1, 2).reshape(B, T, C))",
+            "return F.linear(y_BHTD.transpose(1, 2).reshape(B, T, C),"
+            " self.out.weight, Scaled.apply(self.out.bias, 0.9))",
+        ),
+    ],
+    "a mask drawn anew": [
+        (BLOCK, NEW_MASK),
+        (
+            "return x_BTC + self.dropout(self.feed_forward(",
+            "return x_BTC + (lambda y: NewMask.apply(y, self.dropout.p))(self.feed_forward(",
+        ),
+    ],
+    "a detached residual": [
+        ("return x_BTC + self.dropout(self.feed", "return x_BTC.detach() + self.dropout(self.feed")
+    ],
+    "a chunk left out": [
+        (
+            "torch.cat(x_gradients), sum_VC)",
+            "torch.cat([0 * x_gradients[0], *x_gradients[1:]]), sum_VC)",
+        )
+    ],
 }
 
 
@@ -108,9 +143,14 @@ def test_a_planted_fault_is_caught_without_a_reference(tmp_path, name):
 @pytest.mark.slow
 def test_a_small_fault_is_caught_with_a_reference(tmp_path):
     """LayerNorm's gradient in one inner block, off by a thousandth."""
-    script = edited(tmp_path, (BLOCK, SCALED), ("self.attention(self.norm1(x_BTC))",
-                                                "self.attention(Scaled.apply(self.norm1(x_BTC),"
-                                                " 1.001))"))
+    script = edited(
+        tmp_path,
+        (BLOCK, SCALED),
+        (
+            "self.attention(self.norm1(x_BTC))",
+            "self.attention(Scaled.apply(self.norm1(x_BTC), 1.001))",
+        ),
+    )
     verdict = check(script, tmp_path, "--dtype", "float32", "--no-compile", dropout=False)
     assert verdict.wrong and "uncompiled to reference" in verdict.wrong[0]
 
@@ -118,9 +158,15 @@ def test_a_small_fault_is_caught_with_a_reference(tmp_path):
 @pytest.mark.slow
 def test_a_memory_budget_with_dropout_is_caught(tmp_path):
     """pytorch#190758, as the variant would train if it didn't refuse: right without dropout."""
-    script = edited(tmp_path, ("import torch.nn as nn\n", "import torch.nn as nn\n"
-                               "import torch._functorch.config\n"
-                               "torch._functorch.config.activation_memory_budget = 0.5\n"))
+    script = edited(
+        tmp_path,
+        (
+            "import torch.nn as nn\n",
+            "import torch.nn as nn\n"
+            "import torch._functorch.config\n"
+            "torch._functorch.config.activation_memory_budget = 0.5\n",
+        ),
+    )
     verdict = check(script, tmp_path, "--dtype", "float32")
     assert verdict.wrong and all(reason.startswith("dropout") for reason in verdict.wrong)
 
@@ -128,9 +174,14 @@ def test_a_memory_budget_with_dropout_is_caught(tmp_path):
 @pytest.mark.slow
 def test_a_nested_region_is_caught(tmp_path):
     """A region on the block of three layers, whose loss is right: see docs/upstream.md."""
-    script = edited(tmp_path, ("    def forward(self, x_BTC):\n        x_BTC = x_BTC +",
-                               "    @torch.compiler.nested_compile_region\n"
-                               "    def forward(self, x_BTC):\n        x_BTC = x_BTC +"))
+    script = edited(
+        tmp_path,
+        (
+            "    def forward(self, x_BTC):\n        x_BTC = x_BTC +",
+            "    @torch.compiler.nested_compile_region\n"
+            "    def forward(self, x_BTC):\n        x_BTC = x_BTC +",
+        ),
+    )
     verdict = check(script, tmp_path, "--dtype", "float32", sizes=("--layers", 3), dropout=False)
     assert any("norm" in reason for reason in verdict.wrong)
 
@@ -139,8 +190,9 @@ def test_a_nested_region_is_caught(tmp_path):
 
 
 def test_01_has_the_gradients_of_00(tmp_path):
-    verdict = check(FAST, tmp_path, "--dtype", "float32", "--no-compile", reference=PLAIN,
-                    dropout=False)
+    verdict = check(
+        FAST, tmp_path, "--dtype", "float32", "--no-compile", reference=PLAIN, dropout=False
+    )
     assert verdict.cells.keys() == {"uncompiled to reference"} and not verdict.wrong
 
 
@@ -152,14 +204,23 @@ def test_what_is_compiled_is_right(tmp_path, name):
         script = tmp_path / "variant.py"
         script.write_bytes(stack.compose([name]))
     options = ["--attention", "math"] if name == "attention-backend" else []
-    verdict = check(script, tmp_path, "--dtype", "float32", *options,
-                    reference=None if name == "head-sampled" else FAST)
+    verdict = check(
+        script,
+        tmp_path,
+        "--dtype",
+        "float32",
+        *options,
+        reference=None if name == "head-sampled" else FAST,
+    )
     assert {"compiled to uncompiled", "dropout"} <= verdict.cells.keys() and not verdict.wrong
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("patch", "options", "needs"), VARIANTS, ids=lambda value: (
-    value.name if isinstance(value, stack.Patch) else " ".join(value) or None))
+@pytest.mark.parametrize(
+    ("patch", "options", "needs"),
+    VARIANTS,
+    ids=lambda value: value.name if isinstance(value, stack.Patch) else " ".join(value) or None,
+)
 def test_what_touches_gradients_is_right(tmp_path, patch, options, needs):
     if patch.name != "precision-fp16":  # a few products it can do without a GPU
         skip_without(needs)
@@ -168,8 +229,15 @@ def test_what_touches_gradients_is_right(tmp_path, patch, options, needs):
     dtype = [] if patch.fields["Group"] == "precision" else ["--dtype", "float32"]
     changes = patch.fields["Loss"].startswith("changes")
     numeric = patch.fields["Group"] != "precision" and "Unchecked" not in patch.fields
-    verdict = check(script, tmp_path, *dtype, *options, "--no-compile",
-                    reference=None if changes else FAST, dropout=numeric)
+    verdict = check(
+        script,
+        tmp_path,
+        *dtype,
+        *options,
+        "--no-compile",
+        reference=None if changes else FAST,
+        dropout=numeric,
+    )
     assert not verdict.wrong
     assert changes or "uncompiled to reference" in verdict.cells
 
@@ -178,8 +246,13 @@ def test_what_touches_gradients_is_right(tmp_path, patch, options, needs):
 
 
 def record_of(*events, **config) -> Record:
-    return Record("", dict(config=dict(dtype="float32") | config), [], {},
-                  [dict(event="gradients", **event) for event in events])
+    return Record(
+        "",
+        dict(config=dict(dtype="float32") | config),
+        [],
+        {},
+        [dict(event="gradients", **event) for event in events],
+    )
 
 
 def exact(error: float, comparison: str = "compiled to uncompiled", cosine=1.0, norm=1.0) -> dict:
@@ -189,29 +262,45 @@ def exact(error: float, comparison: str = "compiled to uncompiled", cosine=1.0, 
 
 def numeric(*derivatives: tuple[float, float, float]) -> dict:
     """[numeric, its uncertainty, autograd's] of two tensors, of which the first is right."""
-    return dict(comparison="dropout", loss_noise=1e-7,
-                directions=dict(a=[[1.0, 1e-4, 1.0]], b=[list(each) for each in derivatives]))
+    return dict(
+        comparison="dropout",
+        loss_noise=1e-7,
+        directions=dict(a=[[1.0, 1e-4, 1.0]], b=[list(each) for each in derivatives]),
+    )
 
 
-@pytest.mark.parametrize(("event", "is_wrong"), [
-    (exact(9e-5), False), (exact(1.1e-4), True), (exact(float("nan")), True),
-    (numeric((1.0, 1e-3, 1.019)), False), (numeric((1.0, 1e-3, 1.03)), True),
-    (numeric((1.0, 0.05, 1.5)), False),  # too uncertain
-    (numeric((0.0, 1e-4, 1.0)), True), (numeric((1.0, 1e-4, 0.0)), True),
-    (numeric((1.0, 1e-4, 1.0), (-2.0, 1e-4, 2.0)), True),
-    (numeric((float("nan"), 1e-4, 1.0)), True), (numeric((1.0, 1e-4, float("nan"))), True),
-    (dict(comparison="dropout", refused="no"), False)])
+@pytest.mark.parametrize(
+    ("event", "is_wrong"),
+    [
+        (exact(9e-5), False),
+        (exact(1.1e-4), True),
+        (exact(float("nan")), True),
+        (numeric((1.0, 1e-3, 1.019)), False),
+        (numeric((1.0, 1e-3, 1.03)), True),
+        (numeric((1.0, 0.05, 1.5)), False),  # too uncertain
+        (numeric((0.0, 1e-4, 1.0)), True),
+        (numeric((1.0, 1e-4, 0.0)), True),
+        (numeric((1.0, 1e-4, 1.0), (-2.0, 1e-4, 2.0)), True),
+        (numeric((float("nan"), 1e-4, 1.0)), True),
+        (numeric((1.0, 1e-4, float("nan"))), True),
+        (dict(comparison="dropout", refused="no"), False),
+    ],
+)
 def test_verdicts_in_float32(event, is_wrong):
     verdict = verdict_of(record_of(event))
     assert bool(verdict.wrong) is is_wrong
     assert all("b is off" in reason for reason in verdict.wrong)
 
 
-@pytest.mark.parametrize(("uncompiled", "compiled", "is_wrong"), [
-    (exact(0.1, "uncompiled to reference", 0.99, 1.1), exact(0.2), False),
-    (exact(0.1, "uncompiled to reference", 0.8, 1.1), exact(0.2), True),
-    (exact(0.1, "uncompiled to reference", 0.99, 1.3), exact(0.2), True),
-    (exact(0.01, "uncompiled to reference"), exact(0.44), True)])
+@pytest.mark.parametrize(
+    ("uncompiled", "compiled", "is_wrong"),
+    [
+        (exact(0.1, "uncompiled to reference", 0.99, 1.1), exact(0.2), False),
+        (exact(0.1, "uncompiled to reference", 0.8, 1.1), exact(0.2), True),
+        (exact(0.1, "uncompiled to reference", 0.99, 1.3), exact(0.2), True),
+        (exact(0.01, "uncompiled to reference"), exact(0.44), True),
+    ],
+)
 def test_verdicts_in_bfloat16(uncompiled, compiled, is_wrong):
     """By angle and norm; compiled, by how far the uncompiled program is off."""
     record = record_of(uncompiled, compiled, dtype="bfloat16")
@@ -230,10 +319,21 @@ def test_what_cant_be_checked_is_said(monkeypatch):
 
 def test_a_study_of_them(tmp_path):
     """What it would run: every script and variant, each once; unknown names are refused."""
+
     def dry_run(*options):
         return subprocess.run(
-            [sys.executable, ROOT / "measure.py", "gradients", "--dry-run", "--results-dir",
-             tmp_path, *options], capture_output=True, text=True)
+            [
+                sys.executable,
+                ROOT / "measure.py",
+                "gradients",
+                "--dry-run",
+                "--results-dir",
+                tmp_path,
+                *options,
+            ],
+            capture_output=True,
+            text=True,
+        )
 
     lines = dry_run().stdout.splitlines()
     for name in ("00_orig", "01_opt_single_gpu", "variant-memory-checkpoint", "02-one-rank"):

@@ -38,13 +38,21 @@ X86 = dict(architecture="x86_64", avx2=True, avx512_f=False, avx512_bf16=False, 
 ARM = dict(architecture="aarch64", neon=True, bf16=False)
 CPUS = {
     "AVX-512": (X86 | dict(avx512_f=True), "float32", NO_UNITS),
-    "AMX": (X86 | dict(avx512_f=True, avx512_bf16=True, amx_bf16=True), BFLOAT16,
-            "the CPU has amx_bf16"),
+    "AMX": (
+        X86 | dict(avx512_f=True, avx512_bf16=True, amx_bf16=True),
+        BFLOAT16,
+        "the CPU has amx_bf16",
+    ),
     "ARM with BF16": (ARM | dict(bf16=True), BFLOAT16, "the CPU has bf16"),
 }
 GPUS = {
-    "T4": ("Tesla T4", "7.5", "float32", "compute capability 7.5 has no bfloat16 units; for"
-           " float16: python patches/stack.py compose precision-fp16 --out my.py"),
+    "T4": (
+        "Tesla T4",
+        "7.5",
+        "float32",
+        "compute capability 7.5 has no bfloat16 units; for"
+        " float16: python patches/stack.py compose precision-fp16 --out my.py",
+    ),
     "A100 40 GB": ("NVIDIA A100-SXM4-40GB", "8.0", BFLOAT16, "compute capability 8.0"),
 }
 # For which GPUs PyTorch's builds have kernels, by the CUDA that they are built for.
@@ -53,8 +61,13 @@ KERNELS = {
     "13.0": "sm_75 sm_80 sm_86 sm_90 sm_100 sm_110 sm_120 compute_120".split(),
 }
 # A Mac's GPU: the tools train on its CPU.
-MPS = {"MPS": (ARM | dict(bf16=True), "float32",
-               "bfloat16 was not measured on mps; to try it: --dtype bfloat16")}
+MPS = {
+    "MPS": (
+        ARM | dict(bf16=True),
+        "float32",
+        "bfloat16 was not measured on mps; to try it: --dtype bfloat16",
+    )
+}
 
 
 @pytest.fixture(params=[*CPUS, *GPUS, *MPS])
@@ -64,20 +77,27 @@ def kind(request, monkeypatch) -> SimpleNamespace:
     capabilities, dtype, reason = ({}, *gpu[2:]) if gpu else (CPUS | MPS)[request.param]
     simulate(monkeypatch, capabilities, *gpu[:2] if gpu else ())
     device = "cuda" if gpu else "mps" if request.param in MPS else "cpu"
-    return SimpleNamespace(name=request.param, device=torch.device(device), dtype=dtype,
-                           reason=reason)
+    return SimpleNamespace(
+        name=request.param, device=torch.device(device), dtype=dtype, reason=reason
+    )
 
 
-def simulate(monkeypatch, capabilities: dict, gpu: str | None = None,
-             capability: str = "0.0") -> None:
+def simulate(
+    monkeypatch, capabilities: dict, gpu: str | None = None, capability: str = "0.0"
+) -> None:
     """The one seam: what PyTorch tells of the hardware."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     major, minor = map(int, capability.split("."))
-    for name, answer in (("is_available", bool(gpu)), ("device_count", int(bool(gpu))),
-                         ("get_device_name", gpu), ("get_device_capability", (major, minor)),
-                         ("get_device_properties", SimpleNamespace(multi_processor_count=40)),
-                         ("init", None), ("is_tf32_supported", major >= 8),
-                         ("get_arch_list", KERNELS["12.6" if major < 8 else "13.0"])):
+    for name, answer in (
+        ("is_available", bool(gpu)),
+        ("device_count", int(bool(gpu))),
+        ("get_device_name", gpu),
+        ("get_device_capability", (major, minor)),
+        ("get_device_properties", SimpleNamespace(multi_processor_count=40)),
+        ("init", None),
+        ("is_tf32_supported", major >= 8),
+        ("get_arch_list", KERNELS["12.6" if major < 8 else "13.0"]),
+    ):
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
     build = "12.6" if (major, minor) < (7, 5) else "13.0"  # which has the GPU's kernels
     monkeypatch.setattr(torch.version, "cuda", build if gpu else None)
@@ -96,11 +116,14 @@ class Model:
 def test_line_and_record_of_each_kind(kind, stages, capsys):
     """The same type in every run of 01 and 02; --dtype forces either, on every kind."""
     assert {stages[stage].best_dtype(kind.device) for stage in STAGES[1:]} == {
-        (kind.dtype, kind.reason)}
+        (kind.dtype, kind.reason)
+    }
     script = stages[OF_01]
-    for asked, dtype, reason in (("auto", kind.dtype, kind.reason),
-                                 ("float32", "float32", "by --dtype"),
-                                 (BFLOAT16, BFLOAT16, "by --dtype")):
+    for asked, dtype, reason in (
+        ("auto", kind.dtype, kind.reason),
+        ("float32", "float32", "by --dtype"),
+        (BFLOAT16, BFLOAT16, "by --dtype"),
+    ):
         config, model = script.Config(device=kind.device, dtype=asked, compile=False), Model()
         with settings_restored():
             script.prepare_model(model, config)
@@ -116,8 +139,9 @@ def test_what_the_tools_know_of_each_kind(kind, tmp_path, monkeypatch):
     gpu = kind.device.type == "cuda"
     assert (here["device"], here["gpus"]) == (("cuda", 1) if gpu else ("cpu", 0))
     # A Mac is measured on its CPU, whose type counts there.
-    dtype, reason = (BFLOAT16, "the CPU has bf16") if kind.name in MPS else (
-        kind.dtype, kind.reason)
+    dtype, reason = (
+        (BFLOAT16, "the CPU has bf16") if kind.name in MPS else (kind.dtype, kind.reason)
+    )
     assert (here["dtype"], here["dtype_reason"]) == (dtype, reason) == (trained_in(here), reason)
     native, setup = dtype == BFLOAT16, setup_of(tmp_path, here)
     half = kind.name == "T4"  # which has units for float16
@@ -128,19 +152,27 @@ def test_what_the_tools_know_of_each_kind(kind, tmp_path, monkeypatch):
         return SimpleNamespace(needs={8: MemoryNeed(0, 600), 32: MemoryNeed(0, 9)})
 
     monkeypatch.setattr(batches, "predict", predict)
-    monkeypatch.setattr(processes, "ask_machine", dict(
-        free_memory=[80_000], compile_error=None).__getitem__)
+    monkeypatch.setattr(
+        processes, "ask_machine", dict(free_memory=[80_000], compile_error=None).__getitem__
+    )
     assert f"\ntrains in      {dtype}: {reason}" in Doctor().answer(setup)
     # What fits is predicted in the type that is trained in; 00 has no choice.
-    assert asked == ([["0", "--model", "gpt2"], [
-        "precision-fp16" if half else "10-batch-size", "--model", "gpt2"]] if gpu else [])
+    assert asked == (
+        [
+            ["0", "--model", "gpt2"],
+            ["precision-fp16" if half else "10-batch-size", "--model", "gpt2"],
+        ]
+        if gpu
+        else []
+    )
     batches.batches_that_fit(setup, composed=False)
     options = ["--model", "gpt2", "--dtype", "float32"] if half else ["--model", "gpt2"]
     assert asked[3:] == ([["10-batch-size", *options]] if gpu else [])
     # A variant that multiplies in bfloat16 isn't begun where that takes an hour.
     lacks = None if native else "needs bfloat16 units"
     (_, autocast, half, mixture) = setup.scripts.variants(
-        setup.scripts.stage("01"), here, names="precision-autocast,precision-fp16,model-mixture")
+        setup.scripts.stage("01"), here, names="precision-autocast,precision-fp16,model-mixture"
+    )
     assert autocast.error == lacks
     assert half.error == (None if gpu else "needs an NVIDIA GPU")
     assert mixture.error == ("needs compute capability 8.0" if gpu and lacks else None)
@@ -153,14 +185,17 @@ def test_an_old_gpu_trains_in_float16_by_itself(monkeypatch, tmp_path):
     plan = next(Stages().plans(setup))
     assert [(run.name, run.script) for run in plan.runs[1:]] == [
         (f"{OF_01}-precision-fp16", "precision-fp16"),
-        ("02_opt_multi_gpu_ddp-precision-fp16", "02+precision-fp16")]
-    for run, own in zip(plan.runs[1:], (b"torch.compile(model)", b"DistributedDataParallel("),
-                        strict=True):
+        ("02_opt_multi_gpu_ddp-precision-fp16", "02+precision-fp16"),
+    ]
+    for run, own in zip(
+        plan.runs[1:], (b"torch.compile(model)", b"DistributedDataParallel("), strict=True
+    ):
         text = setup.scripts.text(run.script)
         assert b"GradScaler(" in text and own in text
     setup.options = ["--dtype=float32"]
     assert [run.script for run in next(Stages().plans(setup)).runs] == [
-        ROOT / name for name in ("00_orig.py", f"{OF_01}.py", "02_opt_multi_gpu_ddp.py")]
+        ROOT / name for name in ("00_orig.py", f"{OF_01}.py", "02_opt_multi_gpu_ddp.py")
+    ]
 
 
 class NoBfloat16(TorchDispatchMode):
@@ -182,8 +217,7 @@ def test_nothing_multiplies_in_bfloat16_unless_asked(monkeypatch):
 
     def once(statement, globals, num_threads):
         exec(statement, globals)
-        return SimpleNamespace(
-            blocked_autorange=lambda min_run_time: SimpleNamespace(times=[1.0]))
+        return SimpleNamespace(blocked_autorange=lambda min_run_time: SimpleNamespace(times=[1.0]))
 
     monkeypatch.setattr(hardware, "Timer", once)
     monkeypatch.setattr(hardware, "compile_error", lambda: None)
@@ -195,9 +229,17 @@ def test_nothing_multiplies_in_bfloat16_unless_asked(monkeypatch):
     assert BFLOAT16 not in page and "train in float32" in page
 
 
-@pytest.mark.parametrize(("change", "gpu_too"), [
-    (dict(threads=64), False), (dict(cpu="Some CPU (family 26, model 2)"), False),
-    (dict(torch="2.0"), True), (dict(gpus=8), True), (dict(name="Other"), True)], ids=str)
+@pytest.mark.parametrize(
+    ("change", "gpu_too"),
+    [
+        (dict(threads=64), False),
+        (dict(cpu="Some CPU (family 26, model 2)"), False),
+        (dict(torch="2.0"), True),
+        (dict(gpus=8), True),
+        (dict(name="Other"), True),
+    ],
+    ids=str,
+)
 def test_what_makes_another_machine(change, gpu_too):
     """A rented CPU has the same name in several generations, and taskset leaves it fewer cores; of
     a GPU the host is another matter."""
@@ -215,41 +257,70 @@ def test_the_type_is_part_of_a_machine():
 # ---- A GPU that PyTorch can't use
 
 
-NAME, INSTALL = "NVIDIA A100-SXM4-40GB", (
-    "`pip install --force-reinstall torch==2.13.0 --index-url https://download.pytorch.org/whl/{}`")
+NAME, INSTALL = (
+    "NVIDIA A100-SXM4-40GB",
+    (
+        "`pip install --force-reinstall torch==2.13.0 --index-url https://download.pytorch.org/whl/{}`"
+    ),
+)
 CU130, CPU_BUILD = ("2.13.0+cu130", "13.0"), ("2.13.0+cpu", None)
-TOO_OLD = ("The NVIDIA driver on your system is too old (found version {}). Please update your GPU"
-           " driver by downloading and installing a new version")
+TOO_OLD = (
+    "The NVIDIA driver on your system is too old (found version {}). Please update your GPU"
+    " driver by downloading and installing a new version"
+)
 NO_CUDA, LOST = "Torch not compiled with CUDA enabled", "CUDA unknown error"
-TOLD_OLD = (f"a newer driver for the {NAME}: 550.54.14 is too old for PyTorch 2.13.0+cu130, built"
-            " for CUDA 13.0")
+TOLD_OLD = (
+    f"a newer driver for the {NAME}: 550.54.14 is too old for PyTorch 2.13.0+cu130, built"
+    " for CUDA 13.0"
+)
 
 
 def with_driver(monkeypatch, capability: str | None = "8.0") -> None:
     """What nvidia-smi tells; older drivers don't know the capability."""
-    answers = {"name,driver_version": [f"{NAME}, 550.54.14"], "driver_version": ["550.54.14"],
-               "compute_cap": [capability] if capability else []}
+    answers = {
+        "name,driver_version": [f"{NAME}, 550.54.14"],
+        "driver_version": ["550.54.14"],
+        "compute_cap": [capability] if capability else [],
+    }
     monkeypatch.setattr(environment, "nvidia_smi", answers.__getitem__)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-@pytest.mark.parametrize(("build", "error", "capability", "needs"), [
-    (CU130, TOO_OLD.format(12040), "8.0",
-     f"{TOLD_OLD}; or, for this driver, {INSTALL.format('cu126')}"),
-    (CU130, TOO_OLD.format(12040), "12.0", TOLD_OLD),  # CUDA 12 has no kernels for it
-    (CU130, LOST, "8.0", f"what keeps PyTorch 2.13.0+cu130 from the {NAME}: {LOST}"),
-    (CPU_BUILD, NO_CUDA, "8.0", f"PyTorch for NVIDIA GPUs, since 2.13.0+cpu can't use the {NAME}: "
-                                + INSTALL.format("cu130")),
-])
+@pytest.mark.parametrize(
+    ("build", "error", "capability", "needs"),
+    [
+        (
+            CU130,
+            TOO_OLD.format(12040),
+            "8.0",
+            f"{TOLD_OLD}; or, for this driver, {INSTALL.format('cu126')}",
+        ),
+        (CU130, TOO_OLD.format(12040), "12.0", TOLD_OLD),  # CUDA 12 has no kernels for it
+        (CU130, LOST, "8.0", f"what keeps PyTorch 2.13.0+cu130 from the {NAME}: {LOST}"),
+        (
+            CPU_BUILD,
+            NO_CUDA,
+            "8.0",
+            f"PyTorch for NVIDIA GPUs, since 2.13.0+cpu can't use the {NAME}: "
+            + INSTALL.format("cu130"),
+        ),
+    ],
+)
 def test_a_gpu_that_is_not_found(monkeypatch, build, error, capability, needs):
     """Both versions, and what to install."""
     with_driver(monkeypatch, capability)
     assert environment.gpu_needs(*build, None, None, [], error) == needs
 
 
-@pytest.mark.parametrize("answer", [
-    "[N/A], [N/A]", "[Insufficient Permissions]", "No devices were found",
-    "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.12"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "[N/A], [N/A]",
+        "[Insufficient Permissions]",
+        "No devices were found",
+        "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.12",
+    ],
+)
 def test_an_answer_that_tells_nothing(tmp_path, monkeypatch, answer):
     """Of nvidia-smi, with exit code 0."""
     script = tmp_path / "nvidia-smi"
@@ -278,17 +349,26 @@ def test_a_gpu_that_is_hidden_or_out_of_reach(monkeypatch):
         assert ("a container is started with --gpus all" in (needs() or "")) is loaded
 
 
-@pytest.mark.parametrize(("capability", "kernels", "build"), [
-    ("7.0", KERNELS["13.0"], "cu126"), ("12.0", KERNELS["12.6"], "cu130"),
-    ("8.0", ["sm_86"], "cu130"),  # for later ones alone
-    ("8.9", KERNELS["13.0"], None), ("9.0", ["sm_90a"], None),
-    ("12.1", ["compute_90"], None),  # compiled when it is needed
-    ("9.4", ["gfx90a", "gfx942"], None)])  # ROCm
+@pytest.mark.parametrize(
+    ("capability", "kernels", "build"),
+    [
+        ("7.0", KERNELS["13.0"], "cu126"),
+        ("12.0", KERNELS["12.6"], "cu130"),
+        ("8.0", ["sm_86"], "cu130"),  # for later ones alone
+        ("8.9", KERNELS["13.0"], None),
+        ("9.0", ["sm_90a"], None),
+        ("12.1", ["compute_90"], None),  # compiled when it is needed
+        ("9.4", ["gfx90a", "gfx942"], None),
+    ],
+)  # ROCm
 def test_a_build_without_kernels_for_the_gpu(capability, kernels, build):
     """By what it was compiled for, whatever its CUDA is."""
     needs = environment.gpu_needs("2.13.0", "12.8", "Tesla P100", capability, kernels, "")
-    assert needs == (build and "kernels for the Tesla P100, compute capability"
-                     f" {capability}, which PyTorch 2.13.0 doesn't have: {INSTALL.format(build)}")
+    assert needs == (
+        build
+        and "kernels for the Tesla P100, compute capability"
+        f" {capability}, which PyTorch 2.13.0 doesn't have: {INSTALL.format(build)}"
+    )
 
 
 def test_a_driver_that_is_too_old_is_told_everywhere(monkeypatch, tmp_path, capsys):
@@ -298,16 +378,22 @@ def test_a_driver_that_is_too_old_is_told_everywhere(monkeypatch, tmp_path, caps
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)  # by NVIDIA's library
-    monkeypatch.setattr(torch.cuda, "init", mock.Mock(
-        side_effect=RuntimeError(TOO_OLD.format(12040))))
+    monkeypatch.setattr(
+        torch.cuda, "init", mock.Mock(side_effect=RuntimeError(TOO_OLD.format(12040)))
+    )
     here = hardware.this_machine()
     assert (here["device"], here["gpus"], hardware.rank_count()) == ("cpu", 0, 2)
     assert here["gpu_needs"].startswith(TOLD_OLD)
     monkeypatch.setattr(processes, "ask_machine", dict(compile_error=None).__getitem__)
     assert f"missing        {here['gpu_needs']}\n" in Doctor().answer(setup_of(tmp_path, here))
     monkeypatch.setattr(machine_section, "this_machine", lambda: here)
-    monkeypatch.setattr(sizing, "configurations", lambda runs, setup: {run.name: dict(
-        batch_size=4, context_length=256, compile=True) for run in runs})
+    monkeypatch.setattr(
+        sizing,
+        "configurations",
+        lambda runs, setup: {
+            run.name: dict(batch_size=4, context_length=256, compile=True) for run in runs
+        },
+    )
     for command in (["stages", "--dry-run"], ["fits", "00"]):
         args = cli.make_parser().parse_args([*command, "--results-dir", str(tmp_path / "no-such")])
         assert cli.run(args, []) == 0
@@ -321,8 +407,11 @@ def test_free_memory(monkeypatch, is_integrated, free):
     out."""
     monkeypatch.setattr(hardware, "gpu_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: ((80_000, 40_000)[gpu] * 2**20, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_properties",
-                        lambda gpu: SimpleNamespace(is_integrated=is_integrated))
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda gpu: SimpleNamespace(is_integrated=is_integrated),
+    )
     assert hardware.free_memory() == free
 
 
@@ -345,8 +434,12 @@ def test_a_step_of_known_cost(case):
 
 GB = 1024**3
 GPU = "Stand-In A100"
-MEMORY = dict(memory_allocated=1.5 * GB, memory_reserved=2.5 * GB, max_memory_allocated=3.5 * GB,
-              max_memory_reserved=4.5 * GB)
+MEMORY = dict(
+    memory_allocated=1.5 * GB,
+    memory_reserved=2.5 * GB,
+    max_memory_allocated=3.5 * GB,
+    max_memory_reserved=4.5 * GB,
+)
 STEP = 250  # milliseconds from one event to the next
 
 # A loader that pins says so where it finds no GPU to pin for.
@@ -357,8 +450,11 @@ def tensors_in(values) -> list[torch.Tensor]:
     nested = [values] if isinstance(values, torch.Tensor) else values
     if not isinstance(nested, list | tuple):
         return []
-    return [tensor for value in nested for tensor in (
-        [value] if isinstance(value, torch.Tensor) else tensors_in(value))]
+    return [
+        tensor
+        for value in nested
+        for tensor in ([value] if isinstance(value, torch.Tensor) else tensors_in(value))
+    ]
 
 
 class OnTheCPU(TorchFunctionMode):
@@ -383,8 +479,10 @@ class OnTheCPU(TorchFunctionMode):
             return function(*args, **kwargs)
         new = [self.instead(value) for value in args]
         new_named = {name: self.instead(value) for name, value in kwargs.items()}
-        moves = any(a is not b for a, b in zip([*args, *kwargs.values()],
-                                               [*new, *new_named.values()], strict=True))
+        moves = any(
+            a is not b
+            for a, b in zip([*args, *kwargs.values()], [*new, *new_named.values()], strict=True)
+        )
         if function is F.cross_entropy and self.devices:
             assert all(hasattr(tensor, "on_gpu") for tensor in args[:2])
         result = function(*new, **new_named)
@@ -433,7 +531,9 @@ def gpus(monkeypatch, stages) -> SimpleNamespace:
         return lambda device: seen.asked.add(str(device)) or value
 
     for name, stand_in in (
-        ("is_available", lambda: True), ("device_count", lambda: 2), ("Event", Event),
+        ("is_available", lambda: True),
+        ("device_count", lambda: 2),
+        ("Event", Event),
         ("get_device_name", noting(GPU)),
         *((name, lambda size=size: size) for name, size in MEMORY.items()),
         # With PyTorch's own check of what it is given.
@@ -455,6 +555,7 @@ def gpus(monkeypatch, stages) -> SimpleNamespace:
 @pytest.fixture
 def run_on_gpu(bench, gpus, monkeypatch):
     """Runs a stage with the options of a GPU's run, but a gpt2 and a text of a moment."""
+
     def run(stage, *options):
         script = bench.stages[stage]
         monkeypatch.setitem(script.MODELS, "gpt2", dict(layers=2, heads=2, width=32))
@@ -476,6 +577,7 @@ def run_on_gpu(bench, gpus, monkeypatch):
         seams = dict(prepare_model=checked_model, make_loader=noted_loader)
         with mock.patch.multiple(script, **seams), gpus.mode:
             return call_main(script, *folders, *small, *off, *options)
+
     return run
 
 
@@ -499,9 +601,22 @@ def test_the_defaults_are_the_published_experiment(stage, stages, gpus, monkeypa
     with gpus.mode:
         config = script.configure([])
     published = dict(
-        model="gpt2", layers=12, heads=12, width=768, context_length=1024, dropout=0.1,
-        vocab_size=50_257, batch_size=8, learning_rate=5e-4, weight_decay=0.1, seed=123,
-        epochs=15, max_steps=None, max_tokens=None, eval_freq=15, eval_windows=40,
+        model="gpt2",
+        layers=12,
+        heads=12,
+        width=768,
+        context_length=1024,
+        dropout=0.1,
+        vocab_size=50_257,
+        batch_size=8,
+        learning_rate=5e-4,
+        weight_decay=0.1,
+        seed=123,
+        epochs=15,
+        max_steps=None,
+        max_tokens=None,
+        eval_freq=15,
+        eval_windows=40,
     )
     assert config.device.type == "cuda"
     if stage != "00_orig":
@@ -509,8 +624,10 @@ def test_the_defaults_are_the_published_experiment(stage, stages, gpus, monkeypa
     assert {name: getattr(config, name) for name in published} == published
 
 
-@pytest.mark.parametrize("stage", [
-    pytest.param(stage, marks=[pytest.mark.slow] * (stage != STAGES[1])) for stage in STAGES])
+@pytest.mark.parametrize(
+    "stage",
+    [pytest.param(stage, marks=[pytest.mark.slow] * (stage != STAGES[1])) for stage in STAGES],
+)
 def test_record_of_a_gpu(stage, bench, gpus, run_on_gpu, monkeypatch):
     script, rank, optimized = bench.stages[stage], stage.startswith("02"), stage != "00_orig"
     device = "cuda:1" if rank else "cuda"
@@ -521,7 +638,10 @@ def test_record_of_a_gpu(stage, bench, gpus, run_on_gpu, monkeypatch):
     start, *logs, epoch, end = bench.record()
     config = start["config"]
     assert (config["model"], config["device"], config["dtype"], config["matmul_precision"]) == (
-        "gpt2", "cuda", *(("bfloat16", "high") if optimized else ("float32", "highest")))
+        "gpt2",
+        "cuda",
+        *(("bfloat16", "high") if optimized else ("float32", "highest")),
+    )
     assert f"\nDevice: cuda ({GPU})\n" in result.stdout
     assert next(bench.results.iterdir()).name.startswith(f"{stage}-cuda-")
 
@@ -551,8 +671,9 @@ def test_record_of_a_gpu(stage, bench, gpus, run_on_gpu, monkeypatch):
     assert end["attention_backend"] and (end["attention_backend"] == "manual") is not optimized
 
 
-@pytest.mark.parametrize(("stage", "device", "gpu"), [
-    ("00_orig", "cuda:1", [1]), (OF_01, "cpu", [])])
+@pytest.mark.parametrize(
+    ("stage", "device", "gpu"), [("00_orig", "cuda:1", [1]), (OF_01, "cpu", [])]
+)
 def test_a_device_that_is_named(bench, gpus, run_on_gpu, stage, device, gpu):
     """--device cpu leaves the GPU alone."""
     result = run_on_gpu(stage, "--device", device, "--model", "gpt2")
@@ -578,11 +699,16 @@ class Driver:
 
 
 @pytest.mark.parametrize("stage", STAGES[1:])
-@pytest.mark.parametrize(("driver", "given", "kept"), [
-    (Driver(False), None, "expandable_segments:True"), (Driver(True), None, None),
-    (None, None, None),  # Windows, AMD
-    (Driver(False), "backend:native", "backend:native"),
-    (Driver(True), "backend:native", "backend:native")])
+@pytest.mark.parametrize(
+    ("driver", "given", "kept"),
+    [
+        (Driver(False), None, "expandable_segments:True"),
+        (Driver(True), None, None),
+        (None, None, None),  # Windows, AMD
+        (Driver(False), "backend:native", "backend:native"),
+        (Driver(True), "backend:native", "backend:native"),
+    ],
+)
 def test_expandable_segments(stages, gpus, monkeypatch, stage, driver, given, kept):
     """Only on GPUs with memory of their own: a GB10 failed with them. PyTorch tells which is which,
     but has read its allocator's settings by then."""
@@ -601,20 +727,24 @@ def test_expandable_segments(stages, gpus, monkeypatch, stage, driver, given, ke
 
 
 @pytest.mark.parametrize("stage", STAGES[1:])
-@pytest.mark.parametrize(("device", "kernel", "lines"), [
-    ("cuda", "MATH", 1), ("cuda", "FLASH_ATTENTION", 0), ("cpu", "MATH", 0)])
+@pytest.mark.parametrize(
+    ("device", "kernel", "lines"),
+    [("cuda", "MATH", 1), ("cuda", "FLASH_ATTENTION", 0), ("cpu", "MATH", 0)],
+)
 def test_a_slow_attention_kernel(stages, monkeypatch, capsys, stage, device, kernel, lines):
     """AMD's RDNA GPUs take it, and PyTorch doesn't say so."""
-    monkeypatch.setattr(torch, "_fused_sdp_choice",
-                        lambda *_, **__: getattr(torch.nn.attention.SDPBackend, kernel).value)
+    monkeypatch.setattr(
+        torch,
+        "_fused_sdp_choice",
+        lambda *_, **__: getattr(torch.nn.attention.SDPBackend, kernel).value,
+    )
     config = stages[stage].Config(device=torch.device(device), width=8, heads=2, context_length=4)
     assert stages[stage].attention_backend(torch.nn.Linear(1, 1), config) == kernel.lower()
     text = capsys.readouterr().out
     assert text.count("\n") == text.count("TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1") == lines
 
 
-@pytest.mark.parametrize(("cores", "given", "workers"), [
-    (64, None, "8"), (64, "5", "5")])
+@pytest.mark.parametrize(("cores", "given", "workers"), [(64, None, "8"), (64, "5", "5")])
 def test_ranks_share_the_cores_for_compiling(stages, monkeypatch, cores, given, workers):
     """The workers of all ranks together are no more than there are cores."""
     script, name = stages["02_opt_multi_gpu_ddp"], "TORCHINDUCTOR_COMPILE_THREADS"

@@ -28,8 +28,18 @@ def run(script, tmp_path, monkeypatch):
 
     def run(*options, tiny=TINY, results="results"):
         data = write_tokens(tmp_path / "data")
-        return call_main(script, *tiny.split(), "--device", "cpu", "--data", data,
-                         "--results-dir", tmp_path / results, *options, variables={})
+        return call_main(
+            script,
+            *tiny.split(),
+            "--device",
+            "cpu",
+            "--data",
+            data,
+            "--results-dir",
+            tmp_path / results,
+            *options,
+            variables={},
+        )
 
     return run
 
@@ -53,9 +63,23 @@ def test_it_leaves_the_same_record(run, tmp_path):
 def test_its_own_options(run, tmp_path):
     """Accumulation: the same global batch, in pieces, gives the same losses."""
     configs, losses = [], []
-    for name, options in (("whole", ["--per_device_train_batch_size", 4]), ("parts", [
-            "--gradient_accumulation_steps", 2, "--dataloader_num_workers", 0, "--optim",
-            "adamw_torch", "--activation_checkpointing", "--attn_implementation", "eager"])):
+    for name, options in (
+        ("whole", ["--per_device_train_batch_size", 4]),
+        (
+            "parts",
+            [
+                "--gradient_accumulation_steps",
+                2,
+                "--dataloader_num_workers",
+                0,
+                "--optim",
+                "adamw_torch",
+                "--activation_checkpointing",
+                "--attn_implementation",
+                "eager",
+            ],
+        ),
+    ):
         result = run("--max_steps", 3, "--eval-freq", 1, *options, results=name)
         assert result.returncode == 0, result.stderr
         start, *logs, _, _ = read_record(tmp_path / name)
@@ -67,8 +91,13 @@ def test_its_own_options(run, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [["--bf16"], [
-    "--dtype", "bfloat16", "--torch_compile", "--torch_compile_backend", "aot_eager"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--bf16"],
+        ["--dtype", "bfloat16", "--torch_compile", "--torch_compile_backend", "aot_eager"],
+    ],
+)
 def test_mixed_precision_and_compiler(run, tmp_path, options):
     result = run(*options, "--max_steps", 3)
     assert result.returncode == 0, result.stderr
@@ -88,14 +117,32 @@ def test_it_fine_tunes_a_saved_model_on_a_text(run, tmp_path):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevel()
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(
-        tmp_path / "small")
-    shape = transformers.GPT2Config(vocab_size=256, n_positions=32, n_embd=16, n_layer=1, n_head=2,
-                                    bos_token_id=None, eos_token_id=None)
+        tmp_path / "small"
+    )
+    shape = transformers.GPT2Config(
+        vocab_size=256,
+        n_positions=32,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     transformers.GPT2LMHeadModel(shape).save_pretrained(tmp_path / "small")
     (tmp_path / "my.txt").write_text("abc def ghi jkl\n" * 100, "utf-8-sig")
-    result = run("--model_name_or_path", tmp_path / "small", "--train_file", tmp_path / "my.txt",
-                 "--output_dir", tmp_path / "out", "--max_steps", 4, "--eval-freq", 3,
-                 tiny="--per_device_train_batch_size 2 --eval-windows 2")
+    result = run(
+        "--model_name_or_path",
+        tmp_path / "small",
+        "--train_file",
+        tmp_path / "my.txt",
+        "--output_dir",
+        tmp_path / "out",
+        "--max_steps",
+        4,
+        "--eval-freq",
+        3,
+        tiny="--per_device_train_batch_size 2 --eval-windows 2",
+    )
     assert result.returncode == 0, result.stderr
     start, first, *_, last, epoch, end = read_record(tmp_path / "results")
     assert (start["config"]["model"], start["config"]["context_length"]) == ("small", 32)
@@ -108,14 +155,17 @@ def test_it_fine_tunes_a_saved_model_on_a_text(run, tmp_path):
     assert torch.isfinite(saved(ids["input_ids"]).logits).all()
 
 
-@pytest.mark.parametrize(("options", "code", "says"), [
-    (["--no_such"], 2, "not used by the HfArgumentParser: ['--no_such']"),
-    (["--model", "gpt5"], 2, "'gpt5' is none of gpt2, "),
-    (["--train_file", "x.txt"], 2, "needs --model_name_or_path"),
-    (["--epochs", "0"], 2, "--num_train_epochs: 0.0 is out of range"),
-    (["--model_name_or_path", "./nothing"], 1, "--model_name_or_path: "),
-    (["--context-length", "3000"], 1, "the text is too short"),
-])
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["--no_such"], 2, "not used by the HfArgumentParser: ['--no_such']"),
+        (["--model", "gpt5"], 2, "'gpt5' is none of gpt2, "),
+        (["--train_file", "x.txt"], 2, "needs --model_name_or_path"),
+        (["--epochs", "0"], 2, "--num_train_epochs: 0.0 is out of range"),
+        (["--model_name_or_path", "./nothing"], 1, "--model_name_or_path: "),
+        (["--context-length", "3000"], 1, "the text is too short"),
+    ],
+)
 def test_bad_input_is_one_line(run, tmp_path, options, code, says):
     result = run(*options)
     assert result.returncode == code, result.stderr

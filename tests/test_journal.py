@@ -57,13 +57,18 @@ def test_losses_and_times():
     assert record.reached(6.9) is None
     # The lines are after 10.24, 40.96 and 81.92 s; before the first one nothing is known.
     assert [record.loss_at(seconds) for seconds in (10.0, 10.24, 25.6, 40.96, 100.0)] == [
-        None, *map(pytest.approx, (10.0, 9.0, 8.0, 7.0))]
+        None,
+        *map(pytest.approx, (10.0, 9.0, 8.0, 7.0)),
+    ]
 
 
-@pytest.mark.parametrize(("losses", "lowest", "last", "tokens"), [
-    ((10.0, 6.0, 6.5), 6.0, 6.5, 1024 + 3072 / 4),
-    ((10.0, None, 7.0), 7.0, 7.0, 1024 + 7168 / 3),  # not finite: by the lines around it
-])
+@pytest.mark.parametrize(
+    ("losses", "lowest", "last", "tokens"),
+    [
+        ((10.0, 6.0, 6.5), 6.0, 6.5, 1024 + 3072 / 4),
+        ((10.0, None, 7.0), 7.0, 7.0, 1024 + 7168 / 3),  # not finite: by the lines around it
+    ],
+)
 def test_other_losses(losses, lowest, last, tokens):
     events = record_events("a")
     for log, loss in zip(logs_of(events), losses, strict=True):
@@ -91,19 +96,23 @@ def test_several_processes():
     assert record.mfu == pytest.approx(0.1 / 4)
     for ranks in (1, 2):
         start, first, log, *_, end = record_events(
-            "a", tokens=4096 * ranks, steps=12, config=dict(world_size=ranks))
+            "a", tokens=4096 * ranks, steps=12, config=dict(world_size=ranks)
+        )
         log["seconds"] = [1000.0, log["seconds"][0]]
         low, *_ = record_of([start, first, *[log] * 5, end]).quartiles
         assert (low == pytest.approx(100)) is (ranks == 2)
 
 
-@pytest.mark.parametrize(("gpu", "config", "precision"), [
-    (GPU, {}, "float32"),
-    (GPU, dict(matmul_precision="high"), "TF32"),
-    (None, dict(matmul_precision="high"), "float32"),  # a CPU has no TF32
-    (GPU, dict(matmul_precision="high", dtype="bfloat16"), "bfloat16"),
-    (GPU, dict(autocast="bfloat16"), "bfloat16"),
-])
+@pytest.mark.parametrize(
+    ("gpu", "config", "precision"),
+    [
+        (GPU, {}, "float32"),
+        (GPU, dict(matmul_precision="high"), "TF32"),
+        (None, dict(matmul_precision="high"), "float32"),  # a CPU has no TF32
+        (GPU, dict(matmul_precision="high", dtype="bfloat16"), "bfloat16"),
+        (GPU, dict(autocast="bfloat16"), "bfloat16"),
+    ],
+)
 def test_precision(gpu, config, precision):
     assert record_of(gpu=gpu, config=config).precision == precision
 
@@ -116,25 +125,37 @@ def test_killed(tmp_path):
     assert (record.tok_per_sec, record.val_loss_after(4096)) == (None, 8.0)
 
 
-@pytest.mark.parametrize(("damage", "says"), [
-    (lambda text: "", "it left no record"),
-    (lambda text: "{\n" + text, "line 1"),
-    (lambda text: "[]\n", "line 1"),
-    (lambda text: "[" * 100_000 + "\n", "line 1"),
-    (lambda text: text.replace('"schema": 3', '"schema": 2'), "schema 2"),
-    (lambda text: text + text, "not a whole record"),
-    (lambda text: text.replace('"config"', '"other"'), "line 1: no config"),
-    (lambda text: text.replace('"flops_per_token": 1', '"flops_per_token": -1'), "line 1: flops"),
-    (lambda text: text.replace("10.24", "0"), "line 3: a step of 0 seconds"),
-    (lambda text: text.replace("10.24", "1e999"), "line 3: a step of inf seconds"),
-    (lambda text: text.replace("10.24", '"x"'), "line 3: a step of 'x' seconds"),
-    (lambda text: text.replace("1.25", '"much"'), "line 6: reserved_gb is 'much'"),
-    (lambda text: text.replace("1.25", "-3"), "line 6: reserved_gb is -3"),
-    (lambda text: text.replace("1.25", "true"), "line 6: reserved_gb is True"),
-    (lambda text: text.replace('"world_size": 1', '"world_size": 0'), "line 1: world_size is 0"),
-    (lambda text: text.replace('"batch_size": 4', '"batch_size": true'), "line 1: batch_size is T"),
-    (lambda text: text.replace("10.24", "true"), "line 3: a step of True seconds"),
-])
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda text: "", "it left no record"),
+        (lambda text: "{\n" + text, "line 1"),
+        (lambda text: "[]\n", "line 1"),
+        (lambda text: "[" * 100_000 + "\n", "line 1"),
+        (lambda text: text.replace('"schema": 3', '"schema": 2'), "schema 2"),
+        (lambda text: text + text, "not a whole record"),
+        (lambda text: text.replace('"config"', '"other"'), "line 1: no config"),
+        (
+            lambda text: text.replace('"flops_per_token": 1', '"flops_per_token": -1'),
+            "line 1: flops",
+        ),
+        (lambda text: text.replace("10.24", "0"), "line 3: a step of 0 seconds"),
+        (lambda text: text.replace("10.24", "1e999"), "line 3: a step of inf seconds"),
+        (lambda text: text.replace("10.24", '"x"'), "line 3: a step of 'x' seconds"),
+        (lambda text: text.replace("1.25", '"much"'), "line 6: reserved_gb is 'much'"),
+        (lambda text: text.replace("1.25", "-3"), "line 6: reserved_gb is -3"),
+        (lambda text: text.replace("1.25", "true"), "line 6: reserved_gb is True"),
+        (
+            lambda text: text.replace('"world_size": 1', '"world_size": 0'),
+            "line 1: world_size is 0",
+        ),
+        (
+            lambda text: text.replace('"batch_size": 4', '"batch_size": true'),
+            "line 1: batch_size is T",
+        ),
+        (lambda text: text.replace("10.24", "true"), "line 3: a step of True seconds"),
+    ],
+)
 def test_damaged(tmp_path, damage, says):
     path = write_record(tmp_path, "a")
     path.write_text(damage(path.read_text()))
@@ -150,11 +171,14 @@ def keys(measured) -> list[tuple]:
 
 
 def test_round_trip(tmp_path):
-    plan = plan_of("a", "b", kind="k", rounds=2, targets={"best": 3.5},
-                   memory_limit_gb=8.0, new_seeds=True)
+    plan = plan_of(
+        "a", "b", kind="k", rounds=2, targets={"best": 3.5}, memory_limit_gb=8.0, new_seeds=True
+    )
     plan.runs[1] = plan.runs[1].replace(options=("--batch-size", "4"), batch=4, error="no")
-    runs = [dict(name="a", speed=120.0, seconds=7.5),
-            dict(name="a", round=2, error="out of memory", kind=Status.TOO_LARGE)]  # not its words
+    runs = [
+        dict(name="a", speed=120.0, seconds=7.5),
+        dict(name="a", round=2, error="out of memory", kind=Status.TOO_LARGE),
+    ]  # not its words
     path = write_journal(tmp_path, "ladder", plan, runs, MACHINE, options=["--x", "y z"])
     (measured,) = read_journal(path)
     assert json.loads(json.dumps(measured.as_json())) == json.loads(path.read_text().split("\n")[0])
@@ -188,8 +212,9 @@ def test_cut_off_by_a_crash(tmp_path, capsys):
     assert keys(*read_journal(path)) == [("a", 1), ("b", 1)]
 
 
-@pytest.mark.parametrize("damage", [b"", b"null", b"\xff", b"[" * 100_000,
-                                    b'{"event": "run", "id": {}}'])
+@pytest.mark.parametrize(
+    "damage", [b"", b"null", b"\xff", b"[" * 100_000, b'{"event": "run", "id": {}}']
+)
 @pytest.mark.parametrize("line", [0, 2, -1])  # of a run's: run, a log line, ran
 def test_damage_in_the_middle(tmp_path, capsys, damage, line):
     """That run is lost, and the line is named."""
@@ -223,8 +248,13 @@ def test_resumed(tmp_path, capsys, damage):
 
 def test_what_counts(tmp_path):
     """Of a run that was repeated the last one; nothing of another script than is named last."""
-    runs = [dict(name="a", error="it broke"), dict(name="b"), dict(name="a", speed=50.0),
-            dict(name="a", speed=60.0), dict(name="a", seed=124, speed=70.0)]
+    runs = [
+        dict(name="a", error="it broke"),
+        dict(name="b"),
+        dict(name="a", speed=50.0),
+        dict(name="a", speed=60.0),
+        dict(name="a", seed=124, speed=70.0),
+    ]
     write_journal(tmp_path, "x", plan_of("a", "b"), runs)
     path = write_journal(tmp_path, "x", plan_of("a", "b"), sources=dict(a="s", b="changed"))
     (found,) = read_journal(path)
@@ -234,10 +264,21 @@ def test_what_counts(tmp_path):
 def test_newest(tmp_path):
     """Of each kind, the last one, whatever the clock said, of which a run came to its end, or else
     the last that tells why none did."""
-    for id, kind, error in (("1", "", None), ("2", "k", None), ("3", "", None),
-                            ("4", "", "it broke"), ("5", "failed", "it broke")):
-        path = write_journal(tmp_path, "x", plan_of("a", kind=kind),
-                             [dict(name="a", error=error)], id=id, time="20260101T000000Z")
+    for id, kind, error in (
+        ("1", "", None),
+        ("2", "k", None),
+        ("3", "", None),
+        ("4", "", "it broke"),
+        ("5", "failed", "it broke"),
+    ):
+        path = write_journal(
+            tmp_path,
+            "x",
+            plan_of("a", kind=kind),
+            [dict(name="a", error=error)],
+            id=id,
+            time="20260101T000000Z",
+        )
     assert [each.id for each in newest(read_journal(path))] == ["3", "2", "5"]
 
 
@@ -258,8 +299,13 @@ with {0}(pathlib.Path(sys.argv[1])):
 def holding(lock: str, folder):
     """Another process, which holds a lock until this one kills it; its clone is folder's parent."""
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD.format(lock), folder], cwd=folder.parent, text=True,
-        env=environment(PYTHONPATH=str(ROOT)), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        [sys.executable, "-c", HOLD.format(lock), folder],
+        cwd=folder.parent,
+        text=True,
+        env=environment(PYTHONPATH=str(ROOT)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     with holder:
         assert holder.stdout.readline() == "held\n"
         yield holder
@@ -297,8 +343,9 @@ def test_one_measurement_at_a_time(tmp_path, monkeypatch):
 def test_what_a_killed_measurement_has_left_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr("bench.common.BUILD", tmp_path / "build")
     monkeypatch.setattr(children, "HOME", tmp_path)
-    sleep = subprocess.Popen(["sleep", "300"], env=os.environ | dict(
-        GPT_SPEED_MARKS=f"{children.clone_mark()} x"))
+    sleep = subprocess.Popen(
+        ["sleep", "300"], env=os.environ | dict(GPT_SPEED_MARKS=f"{children.clone_mark()} x")
+    )
     try:
         with pytest.raises(UserError, match=f"still runs, .*: process {sleep.pid}$"):
             with measuring(tmp_path):

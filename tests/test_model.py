@@ -24,28 +24,52 @@ SIZES = dict(layers=2, heads=2, width=32, vocab_size=256, context_length=16, dro
 def test_plain_is_hugging_faces_gpt2(stages):
     """Logits, loss and gradients with the same weights, in float64."""
     transformers = pytest.importorskip(
-        "transformers", reason="needs transformers: pip install -r requirements-extras.txt")
+        "transformers", reason="needs transformers: pip install -r requirements-extras.txt"
+    )
     model, config = model_of(stages["00_orig"])
-    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(
-        vocab_size=config.vocab_size, n_positions=config.context_length, n_embd=config.width,
-        n_layer=config.layers, n_head=config.heads, tie_word_embeddings=False, use_cache=False,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None,
-    )).double()
+    theirs = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=config.vocab_size,
+            n_positions=config.context_length,
+            n_embd=config.width,
+            n_layer=config.layers,
+            n_head=config.heads,
+            tie_word_embeddings=False,
+            use_cache=False,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    ).double()
     model.double()
     body, pairs = theirs.transformer, []  # (one of theirs, ours or what it is made of)
-    pairs += [(body.wte.weight, model.token_embedding.weight),
-              (body.wpe.weight, model.position_embedding.weight),
-              (body.ln_f.weight, model.norm.weight), (body.ln_f.bias, model.norm.bias),
-              (theirs.lm_head.weight, model.head.weight)]
+    pairs += [
+        (body.wte.weight, model.token_embedding.weight),
+        (body.wpe.weight, model.position_embedding.weight),
+        (body.ln_f.weight, model.norm.weight),
+        (body.ln_f.bias, model.norm.bias),
+        (theirs.lm_head.weight, model.head.weight),
+    ]
     for block, ours in zip(body.h, model.blocks, strict=True):
         up, _, down = ours.feed_forward
-        pairs += [(block.ln_1.weight, ours.norm1.weight), (block.ln_1.bias, ours.norm1.bias),
-                  (block.ln_2.weight, ours.norm2.weight), (block.ln_2.bias, ours.norm2.bias)]
-        split = [layer.weight for layer in
-                 (ours.attention.query, ours.attention.key, ours.attention.value)]
+        pairs += [
+            (block.ln_1.weight, ours.norm1.weight),
+            (block.ln_1.bias, ours.norm1.bias),
+            (block.ln_2.weight, ours.norm2.weight),
+            (block.ln_2.bias, ours.norm2.bias),
+        ]
+        split = [
+            layer.weight
+            for layer in (ours.attention.query, ours.attention.key, ours.attention.value)
+        ]
         pairs += [(block.attn.c_attn.weight, split), (block.attn.c_attn.bias, None)]
-        for conv, linear in ((block.attn.c_proj, ours.attention.out), (block.mlp.c_fc, up),
-                             (block.mlp.c_proj, down)):
+        for conv, linear in (
+            (block.attn.c_proj, ours.attention.out),
+            (block.mlp.c_fc, up),
+            (block.mlp.c_proj, down),
+        ):
             pairs += [(conv.weight, [linear.weight]), (conv.bias, linear.bias)]
 
     def form(ours, values):
@@ -103,8 +127,10 @@ def model_of(script, seed: int = 1, **settings):
 
 
 def windows_of(script, folder: Path, context_length: int = 16) -> list:
-    return [script.TokenWindows(np.fromfile(folder / f"{part}.bin", "<u2"), context_length)
-            for part in ("train", "val")]
+    return [
+        script.TokenWindows(np.fromfile(folder / f"{part}.bin", "<u2"), context_length)
+        for part in ("train", "val")
+    ]
 
 
 @contextmanager
@@ -125,8 +151,11 @@ def losses_of(script, model, config, windows, losses=None) -> list[tuple]:
 
 def largest_difference(rows, others) -> float:
     assert [row[:2] for row in rows] == [row[:2] for row in others]
-    pairs = [(a, b) for row, other in zip(rows, others, strict=True)
-             for a, b in zip(row[2:], other[2:], strict=True)]
+    pairs = [
+        (a, b)
+        for row, other in zip(rows, others, strict=True)
+        for a, b in zip(row[2:], other[2:], strict=True)
+    ]
     return max(abs(a - b) for a, b in pairs)
 
 
@@ -182,8 +211,13 @@ def test_compiled_02_trains_like_uncompiled(bench):
         assert "torch.compile" not in result.stdout
         start, *events = bench.record()
         assert start["config"]["compile"] is (option == "--compile")
-        losses.append([(e["step"], e["tokens"], e["train_loss"], e["val_loss"])
-                       for e in events if e["event"] == "log"])
+        losses.append(
+            [
+                (e["step"], e["tokens"], e["train_loss"], e["val_loss"])
+                for e in events
+                if e["event"] == "log"
+            ]
+        )
     assert largest_difference(*losses) < 1e-3
 
 
@@ -193,17 +227,21 @@ def test_the_chunked_loss_is_the_cross_entropy(stages):
     x_BT, y_BT = torch.randint(256, (2, 3, 700), device=CPU)  # chunks of 1,024, 1,024 and 52 tokens
     model, _ = model_of(script, context_length=700)
     plain = F.cross_entropy(model(x_BT).flatten(0, 1), y_BT.flatten())
-    results = [(3 * loss, *torch.autograd.grad(3 * loss, list(model.parameters())))
-               for loss in (plain, model(x_BT, y_BT))]
+    results = [
+        (3 * loss, *torch.autograd.grad(3 * loss, list(model.parameters())))
+        for loss in (plain, model(x_BT, y_BT))
+    ]
     torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize("stage", STAGES[1:])
 def test_a_trial_decides_whether_to_compile(stages, stage, monkeypatch, capsys):
     """In the model's type; where it fails, or does nothing, one line says why."""
+
     def broken(function):
-        raise RuntimeError("C++ compile error\n\nCommand:\ng++ /a b/x\n\n"
-                           "g++: fatal error: no input")
+        raise RuntimeError(
+            "C++ compile error\n\nCommand:\ng++ /a b/x\n\ng++: fatal error: no input"
+        )
 
     def left_out(function):
         warnings.warn("Some GPU does not support bfloat16", stacklevel=1)
@@ -220,7 +258,8 @@ def test_a_trial_decides_whether_to_compile(stages, stage, monkeypatch, capsys):
         out = capsys.readouterr().out
         assert out.count("\n") == 1 and reason in out
     monkeypatch.setattr(
-        torch, "compile", lambda function: lambda x: dtypes.append(x.dtype) or 2 * x)
+        torch, "compile", lambda function: lambda x: dtypes.append(x.dtype) or 2 * x
+    )
     model, config = model_of(script)
     assert script.can_compile(model.bfloat16(), config) and dtypes == [torch.bfloat16]
 
@@ -228,6 +267,7 @@ def test_a_trial_decides_whether_to_compile(stages, stage, monkeypatch, capsys):
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_script_sees_the_same_batches(stages, stage, tokens, monkeypatch):
     """An epoch is the permutation of seed + epoch, cut into batches, the short one dropped."""
+
     class Spy(stages[stage].TokenWindows):
         def __getitem__(self, i):
             seen.append(i)
@@ -242,8 +282,10 @@ def test_every_script_sees_the_same_batches(stages, stage, tokens, monkeypatch):
     with one_rank(script):
         losses_of(script, model, config, (train, val))
     steps = len(train) // 8
-    expected = [torch.randperm(len(train), generator=torch.Generator().manual_seed(7 + epoch))
-                for epoch in range(2)]
+    expected = [
+        torch.randperm(len(train), generator=torch.Generator().manual_seed(7 + epoch))
+        for epoch in range(2)
+    ]
     assert len(train) == 1999 // 16 and len(train) % 8  # there is a short batch to drop
     assert seen == torch.cat([order[: 8 * steps] for order in expected]).tolist()
 
@@ -289,8 +331,9 @@ def test_no_logits_are_alive_when_memory_is_read(stages, stage, tokens):
 
     losses = Losses(lambda: alive.append([not ref.expired() for ref in storages.values()]))
     # Every parameter is smaller than the logits of one window; all together too (DDP's buckets).
-    model, config = model_of(script, layers=1, width=8, context_length=64, batch_size=2,
-                             epochs=2, eval_windows=3)
+    model, config = model_of(
+        script, layers=1, width=8, context_length=64, batch_size=2, epochs=2, eval_windows=3
+    )
     assert sum(p.numel() for p in model.parameters()) < size
     with one_rank(script), Watch():
         losses_of(script, model, config, windows_of(script, tokens, 64), losses)
@@ -309,8 +352,12 @@ def test_optimized_model_is_bfloat16(stages):
     assert optimizer.defaults["fused"] is True
     loss = script.compute_loss(model, *torch.randint(256, (2, 2, 16)))
     script.backward_and_update(loss, optimizer)
-    state = [value for values in optimizer.state.values() for key, value in values.items()
-             if key != "step"]
+    state = [
+        value
+        for values in optimizer.state.values()
+        for key, value in values.items()
+        if key != "step"
+    ]
     tensors = [*model.parameters(), *(p.grad for p in model.parameters()), *state]
     assert {tensor.dtype for tensor in tensors} == {torch.bfloat16}
 
@@ -342,10 +389,15 @@ def test_parameters_and_operations(stages, stage):
 def test_a_sample(stages, stage):
     """Of ids that the tokenizer has, not those that pad; bytes that are no text are escaped."""
     script = stages[stage]
-    tokenizer = tiktoken.Encoding("bytes", pat_str="(?s:.)", special_tokens={},
-                                  mergeable_ranks={bytes([i]): i for i in range(256)})
+    tokenizer = tiktoken.Encoding(
+        "bytes",
+        pat_str="(?s:.)",
+        special_tokens={},
+        mergeable_ranks={bytes([i]): i for i in range(256)},
+    )
     model = torch.nn.Module()
     model.forward = lambda ids: (
-        F.one_hot(torch.full_like(ids, 0xFF), 300) + 2 * F.one_hot(torch.full_like(ids, 299), 300))
+        F.one_hot(torch.full_like(ids, 0xFF), 300) + 2 * F.one_hot(torch.full_like(ids, 299), 300)
+    )
     text = script.sample(model, tokenizer, script.Config(device=CPU))
     assert text == "Every effort moves you" + 50 * r"\xff" and model.training

@@ -31,15 +31,27 @@ def port() -> int:
 
 def node(number: int, port: int, *options, nodes: str = "2", conf: str = "") -> list:
     """The words of a torchrun of several; node 0 holds the rendezvous."""
-    return [*TORCHRUN, "--nnodes", nodes, "--rdzv-backend", "c10d", "--rdzv-endpoint",
-            f"127.0.0.1:{port}", "--rdzv-conf", f"is_host={int(number == 0)}{conf}", *options]
+    return [
+        *TORCHRUN,
+        "--nnodes",
+        nodes,
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        f"127.0.0.1:{port}",
+        "--rdzv-conf",
+        f"is_host={int(number == 0)}{conf}",
+        *options,
+    ]
 
 
 def two_nodes(bench, port, *options: list, ranks: int = 1) -> list[subprocess.CompletedProcess]:
     """02 on two nodes, each with a torchrun and options of its own."""
     script = bench.program(DDP)
-    commands = [[*node(number, port, "--nproc-per-node", ranks), script,
-                 *bench.options(DDP, *own)] for number, own in enumerate(options)]
+    commands = [
+        [*node(number, port, "--nproc-per-node", ranks), script, *bench.options(DDP, *own)]
+        for number, own in enumerate(options)
+    ]
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda command: run_python(*command), commands))
 
@@ -54,8 +66,11 @@ def kill(run: subprocess.Popen) -> None:
 
 
 def losses(results) -> list:
-    return [(log["step"], log["train_loss"], log["val_loss"])
-            for log in read_record(results) if log["event"] == "log"]
+    return [
+        (log["step"], log["train_loss"], log["val_loss"])
+        for log in read_record(results)
+        if log["event"] == "log"
+    ]
 
 
 @pytest.mark.slow
@@ -65,12 +80,22 @@ def test_two_nodes_train_as_one(bench, port):
     same, steps = bench.folder / "same", ["--max-steps", 3, "--eval-freq", 1]
     shutil.copytree(bench.data, same)
     own = bench.folder / "own"
-    runs = two_nodes(bench, port, steps, [*steps, "--data", same, "--results-dir", own,
-                                          "--name", "other"], ranks=2)
+    runs = two_nodes(
+        bench,
+        port,
+        steps,
+        [*steps, "--data", same, "--results-dir", own, "--name", "other"],
+        ranks=2,
+    )
     assert [run.returncode for run in runs] == [0, 0], runs
     assert sorted(run.stdout.count("Reserved memory") for run in runs) == [0, 1]
-    one = run_python(*TORCHRUN, "--standalone", "--nproc-per-node=4", bench.program(DDP),
-                     *bench.options(DDP, *steps, "--results-dir", bench.folder / "one"))
+    one = run_python(
+        *TORCHRUN,
+        "--standalone",
+        "--nproc-per-node=4",
+        bench.program(DDP),
+        *bench.options(DDP, *steps, "--results-dir", bench.folder / "one"),
+    )
     assert one.returncode == 0, one.stderr
     (first,) = {path.parent for where in (bench.results, own) for path in where.glob("*.jsonl")}
     alone = losses(bench.folder / "one")
@@ -85,13 +110,35 @@ def test_a_node_is_killed_and_the_other_goes_on(bench, port):
     text = small(stack.compose(["checkpoint-resume", "timeout-ranks"], stack.DDP).decode())
     step = "            times.append(now(config.device))\n"  # two ranks take their time
     script.write_text(text.replace(step, f"{step}            time.sleep(0.2 * (WORLD_SIZE - 1))\n"))
-    options = bench.options(DDP, "--max-steps", 30, "--rank-timeout", 5, "--resume", "auto",
-                            "--checkpoint-dir", saved, "--checkpoint-every", 10)
+    options = bench.options(
+        DDP,
+        "--max-steps",
+        30,
+        "--rank-timeout",
+        5,
+        "--resume",
+        "auto",
+        "--checkpoint-dir",
+        saved,
+        "--checkpoint-every",
+        10,
+    )
     conf = ",join_timeout=120,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
-    runs = [subprocess.Popen(
-        [sys.executable, *node(number, port, "--max-restarts=3", nodes="1:2", conf=conf), script,
-         *map(str, options)], env=environment(), text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE) for number in (0, 1)]
+    runs = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                *node(number, port, "--max-restarts=3", nodes="1:2", conf=conf),
+                script,
+                *map(str, options),
+            ],
+            env=environment(),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for number in (0, 1)
+    ]
     try:
         wait_for_two_ranks(saved, runs[0])
         kill(runs[1])
@@ -100,8 +147,11 @@ def test_a_node_is_killed_and_the_other_goes_on(bench, port):
         for run in runs:
             kill(run)
     assert runs[0].returncode == 0, err
-    events = [json.loads(line) for path in bench.results.glob("*.jsonl")
-              for line in path.read_text().splitlines()]
+    events = [
+        json.loads(line)
+        for path in bench.results.glob("*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
     resumes = [event for event in events if event["event"] == "resume"]
     assert (resumes[-1]["ranks"], resumes[-1]["earlier_ranks"]) == (1, 2)
 
@@ -119,9 +169,13 @@ def wait_for_two_ranks(saved, run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "second", "says"), [
-    (["--batch-size", 4], [], "rank 1 has --batch-size 2, rank 0 has 4"),
-    ([], ["--data", "none"], "rank 1 has --data/meta.json missing, rank 0 has ")])
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        (["--batch-size", 4], [], "rank 1 has --batch-size 2, rank 0 has 4"),
+        ([], ["--data", "none"], "rank 1 has --data/meta.json missing, rank 0 has "),
+    ],
+)
 def test_two_nodes_that_differ(bench, port, monkeypatch, first, second, says):
     monkeypatch.chdir(bench.folder)
     for rank, run in enumerate(two_nodes(bench, port, first, second)):
@@ -141,8 +195,9 @@ def test_ranks_are_compared(stages, monkeypatch, tmp_path):
             everyone[:] = [mine, mine, mine | theirs]
 
         theirs = {}
-        monkeypatch.setattr(script, "dist", mock.Mock(all_gather_object=lambda _, mine:
-                                                      theirs.update(mine)))
+        monkeypatch.setattr(
+            script, "dist", mock.Mock(all_gather_object=lambda _, mine: theirs.update(mine))
+        )
         script.compare_ranks(script.Config(**dict(data=str(data)) | other))
         monkeypatch.setattr(script, "dist", mock.Mock(all_gather_object=all_gather_object))
         try:

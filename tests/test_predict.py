@@ -37,10 +37,19 @@ RUNGS = SCRIPTS.ladder()
 SMALL = ["--model", "cpu-demo", "--dropout", "0.1"]
 
 
-@pytest.mark.parametrize(("sizes", "reserved"), [
-    ([1], 2 * MIB), ([MIB, MIB], 2 * MIB), ([MIB] * 3, 4 * MIB), ([MIB + 1], 20 * MIB),
-    ([10 * MIB - 1] * 2, 20 * MIB), ([10 * MIB], 10 * MIB), ([11 * MIB - 5], 12 * MIB),
-    ([10 * MIB, MIB + 1, 9 * MIB], 30 * MIB)])
+@pytest.mark.parametrize(
+    ("sizes", "reserved"),
+    [
+        ([1], 2 * MIB),
+        ([MIB, MIB], 2 * MIB),
+        ([MIB] * 3, 4 * MIB),
+        ([MIB + 1], 20 * MIB),
+        ([10 * MIB - 1] * 2, 20 * MIB),
+        ([10 * MIB], 10 * MIB),
+        ([11 * MIB - 5], 12 * MIB),
+        ([10 * MIB, MIB + 1, 9 * MIB], 30 * MIB),
+    ],
+)
 def test_segments(sizes, reserved):
     assert simulate(sizes).reserved == reserved
 
@@ -101,8 +110,12 @@ def predicted(tmp_path, monkeypatch):
         if b"bad" in text or b"refuses" in text and batch == 2:
             return None
         events = [40 * MIB] * batch if b"odd" in text else [batch * 40 * MIB]
-        return dict(events=events, step=[["rest", "", True, 1, 0, batch]], tokens=100 * batch,
-                    flops_per_token=7)
+        return dict(
+            events=events,
+            step=[["rest", "", True, 1, 0, batch]],
+            tokens=100 * batch,
+            flops_per_token=7,
+        )
 
     def ask(text, options, batches, optional=()):
         asked.extend([(text, options, [*batches])] if batches else [])
@@ -114,11 +127,15 @@ def predicted(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "ask", ask)
     monkeypatch.setattr(store, "REFERENCE", tmp_path / "reference")
     yield SimpleNamespace(
-        asked=asked, file=tmp_path / "predict.json",
+        asked=asked,
+        file=tmp_path / "predict.json",
         predict=lambda script, options=(), **more: store.predict(
-            Texts(), script, list(options), tmp_path, **more),
+            Texts(), script, list(options), tmp_path, **more
+        ),
         all=lambda names, **more: predict_all(
-            Texts(), [(name, []) for name in names], tmp_path, 1000, **more))
+            Texts(), [(name, []) for name in names], tmp_path, 1000, **more
+        ),
+    )
 
 
 def test_predictions_are_stored(predicted):
@@ -139,8 +156,12 @@ def test_predictions_are_stored(predicted):
     assert predict("odd").needs[32] == MemoryNeed(32 * 40, 32 * 40)  # each size is traced
     asked.clear()
     text = predicted.file.read_text()
-    for damaged in ("[]", text.replace('"works"', '"w"'), text.replace('"16":{', '"17":{'),
-                    text.replace('"code"', '"c"')):  # as if it weren't there
+    for damaged in (
+        "[]",
+        text.replace('"works"', '"w"'),
+        text.replace('"16":{', '"17":{'),
+        text.replace('"code"', '"c"'),
+    ):  # as if it weren't there
         predicted.file.write_text(damaged)
         predict("name", ["--x"])
     assert len(asked) == 4
@@ -172,14 +193,29 @@ def test_sizes_that_a_script_refuses_are_left_out(predicted):
 
 def test_the_code_of_a_script():
     """Comments, docstrings and help texts are no part of it; defaults and what is printed are."""
+
     def code(default: int, help: str, comment: str, printed: str) -> str:
-        lines = [f'"""{comment}"""', "class Config:", f"    batch = option({default}, '{help}', 1)",
-                 "def train():", f'    """{comment}"""', f"    print('{printed}')  # {comment}"]
+        lines = [
+            f'"""{comment}"""',
+            "class Config:",
+            f"    batch = option({default}, '{help}', 1)",
+            "def train():",
+            f'    """{comment}"""',
+            f"    print('{printed}')  # {comment}",
+        ]
         return code_of("\n".join(lines).encode())
 
     assert code(8, "sequences", "old", "x") == code(8, "a batch", "new", "x")
-    assert len({code(8, "a batch", "old", "x"), code(4, "a batch", "old", "x"),
-                code(8, "a batch", "old", "y")}) == 3
+    assert (
+        len(
+            {
+                code(8, "a batch", "old", "x"),
+                code(4, "a batch", "old", "x"),
+                code(8, "a batch", "old", "y"),
+            }
+        )
+        == 3
+    )
 
 
 # What ast and ast.unparse do differently from version to version: quotes, nested f-strings with a
@@ -203,9 +239,12 @@ def other_pythons() -> list[str]:
     """Those that tools can run with, from 3.11 on, of other versions than this one."""
     names = [shutil.which(f"python3.{minor}") for minor in range(11, 20)]
     installed = Path.home().glob(".pyenv/versions/3.*/bin/python")
-    return [str(path) for path in (*filter(None, names), *installed)
-            if re.fullmatch("3\\.1[1-9]", version := version_of(path))
-            and version != f"3.{sys.version_info.minor}"]
+    return [
+        str(path)
+        for path in (*filter(None, names), *installed)
+        if re.fullmatch("3\\.1[1-9]", version := version_of(path))
+        and version != f"3.{sys.version_info.minor}"
+    ]
 
 
 def version_of(python) -> str:
@@ -278,7 +317,8 @@ def test_published(rung):
     script = RUNGS[rung].script
     events = traced(script, ["--model", "gpt2"])["events"]
     assert simulate(events).reserved / 2**30 == pytest.approx(
-        published()[script].reserved_gb, rel=0.01)
+        published()[script].reserved_gb, rel=0.01
+    )
 
 
 @pytest.mark.slow
@@ -291,9 +331,11 @@ def test_compiled(name, memory):
         return [work for work in map(Work._make, trace["step"]) if bool(work.flops) == has_flops]
 
     assert [work.flops for work in works(compiled, True)] == [
-        work.flops for work in works(eager, True)]
-    kernels, in_eager = (sum(work.kernels for work in works(trace, False))
-                         for trace in (compiled, eager))
+        work.flops for work in works(eager, True)
+    ]
+    kernels, in_eager = (
+        sum(work.kernels for work in works(trace, False)) for trace in (compiled, eager)
+    )
     assert 10 < kernels < 0.5 * in_eager
     assert peak(compiled["events"]) < memory * peak(eager["events"])
 
@@ -301,8 +343,9 @@ def test_compiled(name, memory):
 @pytest.mark.slow
 def test_what_takes_less_memory():
     plain, checkpoints, autocast, ddp, shared = (
-        peak(traced(name, [*SMALL, "--no-compile"], 64)["events"]) for name in (
-            "01", "memory-checkpoint", "precision-autocast", "02", "parallel-zero1"))
+        peak(traced(name, [*SMALL, "--no-compile"], 64)["events"])
+        for name in ("01", "memory-checkpoint", "precision-autocast", "02", "parallel-zero1")
+    )
     assert checkpoints < plain < min(autocast, ddp) and shared < ddp
 
 
@@ -317,14 +360,26 @@ def test_batches_of_one_process():
     assert traces.keys() == {4} and traces[4]["tokens"] == 4 * 256
 
 
-@pytest.mark.parametrize(("name", "options", "says"), [
-    pytest.param("attention-backend", ["--attention", "math"],
-                 "of attention's kernels only flash can", marks=pytest.mark.slow),
-    ("compile-mode", ["--compile-mode", "reduce-overhead"], "a mode, a backend or options can't"),
-    ("parallel-sharded", ["--no-compile"], "weights that ranks share can't be traced"),
-    ("model-mixture", [], "a model with several results can't be traced"),
-    ("14-chunked-head", ["--context-length", "1000000"], "8,000,000 tokens"),
-    ("14-chunked-head", ["--batch-size", "0"], "0 is out of range")])
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        pytest.param(
+            "attention-backend",
+            ["--attention", "math"],
+            "of attention's kernels only flash can",
+            marks=pytest.mark.slow,
+        ),
+        (
+            "compile-mode",
+            ["--compile-mode", "reduce-overhead"],
+            "a mode, a backend or options can't",
+        ),
+        ("parallel-sharded", ["--no-compile"], "weights that ranks share can't be traced"),
+        ("model-mixture", [], "a model with several results can't be traced"),
+        ("14-chunked-head", ["--context-length", "1000000"], "8,000,000 tokens"),
+        ("14-chunked-head", ["--batch-size", "0"], "0 is out of range"),
+    ],
+)
 def test_what_can_not_be_traced_is_said_in_a_line(name, options, says):
     with pytest.raises(UserError, match=f"^.*{re.escape(says)}.*$"):
         traced(name, [*SMALL, *options])
@@ -332,8 +387,13 @@ def test_what_can_not_be_traced_is_said_in_a_line(name, options, says):
 
 def test_a_child_that_breaks(monkeypatch):
     run_child = children.run_child
-    monkeypatch.setattr(children, "run_child", lambda command, *args, **how: run_child(
-        [sys.executable, "-c", "raise SystemExit('error: no memory')"], *args, **how))
+    monkeypatch.setattr(
+        children,
+        "run_child",
+        lambda command, *args, **how: run_child(
+            [sys.executable, "-c", "raise SystemExit('error: no memory')"], *args, **how
+        ),
+    )
     with pytest.raises(UserError, match="^what it takes can't be predicted: no memory$"):
         store.ask(b"", SMALL, [1])
 
@@ -350,20 +410,28 @@ def test_operations_of_a_step(name, share):
     attention = trace["tokens"] * 12 * 2 * 256 * 256  # layers, context length, width
     assert flops["attention"] == attention * share and trace["tokens"] == 4 * 256
     assert flops["products"] + flops["head"] == (
-        trace["tokens"] * trace["flops_per_token"] - attention)
+        trace["tokens"] * trace["flops_per_token"] - attention
+    )
 
 
 ROW = 4 * 64  # bytes of a row of the matrices below
 
 
-@pytest.mark.parametrize(("kernel", "rows"), [
-    (lambda a, b, i: a + b, 3 * 32), (lambda a, b, i: a.add_(b), 3 * 32),
-    (lambda a, b, i: torch._foreach_add_([a, b], [b, a]), 6 * 32),
-    (lambda a, b, i: a.copy_(b), 2 * 32), (lambda a, b, i: torch.zeros_like(a), 32),
-    (lambda a, b, i: a.t()[3:], 0), (lambda a, b, i: torch.empty_like(a), 0),
-    (lambda a, b, i: a + b[:1].expand(32, 64), 2 * 32 + 1),
-    (lambda a, b, i: functional.embedding(i, a), 2 * 8),
-    (lambda a, b, i: functional.nll_loss(a, i.repeat(4)), 1)])
+@pytest.mark.parametrize(
+    ("kernel", "rows"),
+    [
+        (lambda a, b, i: a + b, 3 * 32),
+        (lambda a, b, i: a.add_(b), 3 * 32),
+        (lambda a, b, i: torch._foreach_add_([a, b], [b, a]), 6 * 32),
+        (lambda a, b, i: a.copy_(b), 2 * 32),
+        (lambda a, b, i: torch.zeros_like(a), 32),
+        (lambda a, b, i: a.t()[3:], 0),
+        (lambda a, b, i: torch.empty_like(a), 0),
+        (lambda a, b, i: a + b[:1].expand(32, 64), 2 * 32 + 1),
+        (lambda a, b, i: functional.embedding(i, a), 2 * 8),
+        (lambda a, b, i: functional.nll_loss(a, i.repeat(4)), 1),
+    ],
+)
 def test_bytes_of_a_kernel(kernel, rows):
     """What is read and written, in rows; indices and single numbers don't count."""
     a, b = (torch.empty(32, 64, device="meta") for _ in range(2))
@@ -376,8 +444,18 @@ def test_bytes_of_a_kernel(kernel, rows):
 
 # ---- The time of kernels -----------------------------------------------------------------------
 
-CARD = Card(24_000, 8.0, 1_000, float16=200, reached=150, bfloat16=200, tf32=100, float32=20,
-            attention=50, names=("X",))
+CARD = Card(
+    24_000,
+    8.0,
+    1_000,
+    float16=200,
+    reached=150,
+    bfloat16=200,
+    tf32=100,
+    float32=20,
+    attention=50,
+    names=("X",),
+)
 
 
 def test_times_of_a_kernel():
@@ -387,22 +465,33 @@ def test_times_of_a_kernel():
     assert (times["rest"], times["host"]) == pytest.approx((0.003, 0.027))
 
 
-@pytest.mark.parametrize(("precision", "kind", "aligned", "card", "rate"), [
-    ("float32", "products", True, {}, 20), ("TF32", "products", True, {}, 75),
-    ("float16", "head", True, {}, 150), ("bfloat16", "head", False, {}, 75),
-    ("bfloat16", "attention", True, {}, 50),
-    ("bfloat16", "attention", True, dict(attention=None), 66),
-    ("float16", "attention", True, dict(attention=None, bfloat16=None), 33),
-    ("bfloat16", "head", False, dict(capability=9.0), 22.5),  # of Hopper, not of other makers
-    ("bfloat16", "head", False, dict(capability=9.4, names=("AMD X",)), 75)])
+@pytest.mark.parametrize(
+    ("precision", "kind", "aligned", "card", "rate"),
+    [
+        ("float32", "products", True, {}, 20),
+        ("TF32", "products", True, {}, 75),
+        ("float16", "head", True, {}, 150),
+        ("bfloat16", "head", False, {}, 75),
+        ("bfloat16", "attention", True, {}, 50),
+        ("bfloat16", "attention", True, dict(attention=None), 66),
+        ("float16", "attention", True, dict(attention=None, bfloat16=None), 33),
+        ("bfloat16", "head", False, dict(capability=9.0), 22.5),  # of Hopper, not of other makers
+        ("bfloat16", "head", False, dict(capability=9.4, names=("AMD X",)), 75),
+    ],
+)
 def test_rates(precision, kind, aligned, card, rate):
     times = seconds([Work(kind, precision, aligned, 0, 1e12, 0)], CARD._replace(**card))
     assert sum(times.values()) == pytest.approx(1 / rate)
 
 
 def made_up(batches: dict[int, tuple]) -> Prediction:
-    steps = {batch: [Work("products", "bfloat16", True, 1, batch * 1e12, batch * 1e9),
-                     Work("optimizer", "", True, 1, 0, 1e9)] for batch in (8, 16)}
+    steps = {
+        batch: [
+            Work("products", "bfloat16", True, 1, batch * 1e12, batch * 1e9),
+            Work("optimizer", "", True, 1, 0, 1e9),
+        ]
+        for batch in (8, 16)
+    }
     needs = {batch: MemoryNeed(*need) for batch, need in batches.items()}
     return Prediction(needs, steps, 1024, 10**9, "code")
 
@@ -421,8 +510,12 @@ def test_cards():
 def test_the_range_of_a_speed():
     """It is wider where the script is compiled, and where little was checked."""
     waits, busy = dict(rest=1, host=1), dict(rest=1, host=0)
-    ranges = [speed.margin(CARD, True, busy), speed.margin(CARD, False, busy),
-              speed.margin(CARD, True, waits), speed.margin(CARDS["V100"], False, None)]
+    ranges = [
+        speed.margin(CARD, True, busy),
+        speed.margin(CARD, False, busy),
+        speed.margin(CARD, True, waits),
+        speed.margin(CARDS["V100"], False, None),
+    ]
     assert ranges == [0.3, 0.25, 0.35, 0.35]
 
 
@@ -432,8 +525,12 @@ def test_no_range_outside_the_model(command):
     for name, batch, is_inside in (("H100", 4, True), ("H100", 2, False), ("MI300X", 8, False)):
         assert (known.speeds(batch, CARDS[name]) is not None) is is_inside
         assert (known.speed_range(batch, CARDS[name]) == "unchecked") is not is_inside
-    assert known._replace(steps={size: [Work("head", "float64", True, 1, 1e9)] for size in (8, 16)}
-                          ).speed_range(2, CARDS["H100"]) == "not in float64"
+    assert (
+        known._replace(
+            steps={size: [Work("head", "float64", True, 1, 1e9)] for size in (8, 16)}
+        ).speed_range(2, CARDS["H100"])
+        == "not in float64"
+    )
     text = command.answer(gpu="MI300X", tokens=1e9, price=[1.0])
     assert re.match(r"MI300X, .*: fits at batch 32 .*, unchecked\.$", text.split("\n")[0])
     assert "| MI300X | 192 | 01 | 32 | 3.00 | unchecked |" in text and "hours" not in text
@@ -441,10 +538,17 @@ def test_no_range_outside_the_model(command):
     assert "MI300X" not in prediction_tables.COMMON
 
 
-@pytest.mark.parametrize(("text", "cards"), [
-    ("rtx-4090", ["RTX 4090"]), ("h100 nvl", ["H100 NVL"]), ("3080", ["RTX 3080"]),
-    ("NVIDIA GeForce RTX 3070 Laptop GPU", ["RTX 3070 Mobile"]),
-    ("H100, H200,", ["H100", "H200"]), ("h100,4090,H100 SXM", ["H100", "RTX 4090"])])
+@pytest.mark.parametrize(
+    ("text", "cards"),
+    [
+        ("rtx-4090", ["RTX 4090"]),
+        ("h100 nvl", ["H100 NVL"]),
+        ("3080", ["RTX 3080"]),
+        ("NVIDIA GeForce RTX 3070 Laptop GPU", ["RTX 3070 Mobile"]),
+        ("H100, H200,", ["H100", "H200"]),
+        ("h100,4090,H100 SXM", ["H100", "RTX 4090"]),
+    ],
+)
 def test_names_as_people_write_them(text, cards):
     assert named(text) == cards
 
@@ -454,11 +558,25 @@ def command(tmp_path, monkeypatch):
     """answer(option=value, ...) of predict, whose every script needs what made_up() says; the
     options that were `asked` for; the made-up prediction as `known`."""
     known, asked = made_up({8: (1024, 900), 16: (2048, 1500), 32: (3072, 3000), 5: (700, 600)}), []
-    monkeypatch.setattr("bench.commands.predict.predict",
-                        lambda _, __, options, *___: asked.append(options) or known)
+    monkeypatch.setattr(
+        "bench.commands.predict.predict",
+        lambda _, __, options, *___: asked.append(options) or known,
+    )
     setup = setup_of(tmp_path)
-    args = dict(gpu="all", memory=None, bandwidth=None, tflops=None, batch_size=None, model="gpt2",
-                techniques=None, variants=None, all=False, retrace=False, tokens=None, price=None)
+    args = dict(
+        gpu="all",
+        memory=None,
+        bandwidth=None,
+        tflops=None,
+        batch_size=None,
+        model="gpt2",
+        techniques=None,
+        variants=None,
+        all=False,
+        retrace=False,
+        tokens=None,
+        price=None,
+    )
 
     def answer(**changes) -> str:
         setup.args = Namespace(**args | changes)
@@ -467,12 +585,17 @@ def command(tmp_path, monkeypatch):
     return SimpleNamespace(answer=answer, asked=asked, known=known, setup=setup)
 
 
-@pytest.mark.parametrize(("options", "begins"), [
-    (dict(gpu="L4", batch_size=5), r"L4, .*: fits at batch 5 .*0\.59 of .*\), {speed} tho"),
-    (dict(gpu="L4", variants="optimizer-muon"), r"L4, gpt2, .*muon: fits at batch 32 "),
-    (dict(memory=2.0, batch_size=32), r".* not fit .*2\.93 of 1\.40 GB\)\.$"),
-    (dict(memory=0.7), r".*does not fit"), (dict(memory=11.0), r"11 GB, .* of 10\.40 GB\)\.$"),
-    (dict(batch_size=5), "gpt2 at batch 5:$")])
+@pytest.mark.parametrize(
+    ("options", "begins"),
+    [
+        (dict(gpu="L4", batch_size=5), r"L4, .*: fits at batch 5 .*0\.59 of .*\), {speed} tho"),
+        (dict(gpu="L4", variants="optimizer-muon"), r"L4, gpt2, .*muon: fits at batch 32 "),
+        (dict(memory=2.0, batch_size=32), r".* not fit .*2\.93 of 1\.40 GB\)\.$"),
+        (dict(memory=0.7), r".*does not fit"),
+        (dict(memory=11.0), r"11 GB, .* of 10\.40 GB\)\.$"),
+        (dict(batch_size=5), "gpt2 at batch 5:$"),
+    ],
+)
 def test_the_answer_comes_first(command, options, begins):
     """Of the last script, at the batch that is asked for."""
     begins = begins.format(speed=command.known.speed_range(5, CARDS["L4"]))
@@ -488,15 +611,20 @@ def test_the_table_of_the_command(command):
         assert f"| RTX 4060 Ti | 8 | {label} | 32 | 3.00 | {speed} |" in text
     text, times = answer(gpu="8 x h100"), known.seconds(32, CARDS["H100"])
     whole = sum(times.values())
-    for figure in (f"{known.mfu(32, CARDS['H100']):.0%}", f"{times['products'] / whole:.0%}",
-                   "02, 8 ranks", known.speed_range(32, CARDS["H100"], 8)):
+    for figure in (
+        f"{known.mfu(32, CARDS['H100']):.0%}",
+        f"{times['products'] / whole:.0%}",
+        "02, 8 ranks",
+        known.speed_range(32, CARDS["H100"], 8),
+    ):
         assert f"| {figure} |" in text
     assert "| P100 | 16 | 01 in float32, not compiled | 32 |" in answer(gpu="p100")
     assert ["--model", "gpt2", "--dtype", "float32", "--no-compile"] in asked
     assert "| 01 with precision-fp16 | 5 | 0.68 |" in answer(gpu="tesla t4", batch_size=5)
     assert "| 48 GB | 48 | 01 | 32 | 3.00 | " in answer(memory=48.0, bandwidth=500.0, tflops=100.0)
-    text = answer(variants="memory-checkpoint --no-compile, optimizer-muon, optimizer-muon",
-                  gpu="L4")
+    text = answer(
+        variants="memory-checkpoint --no-compile, optimizer-muon, optimizer-muon", gpu="L4"
+    )
     assert text.count("| optimizer-muon |") == 1
     assert ["--model", "gpt2", "--no-compile"] in asked
     hours = [10e9 / speed / 3600 for speed in reversed(known.speeds(32, CARDS["L4"]))]
@@ -504,15 +632,24 @@ def test_the_table_of_the_command(command):
     assert f"| {store.span(*hours)} | {cost} |" in answer(gpu="L4", tokens=10e9, price=[0.5])
 
 
-@pytest.mark.parametrize(("text", "number"), [
-    ("10e9", 1e10), ("10B", 1e10), ("0.3m", 3e5), ("1T", 1e12), ("10,000,000", 1e7),
-    ("1,500k", 1.5e6)])
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("10e9", 1e10),
+        ("10B", 1e10),
+        ("0.3m", 3e5),
+        ("1T", 1e12),
+        ("10,000,000", 1e7),
+        ("1,500k", 1.5e6),
+    ],
+)
 def test_numbers_of_tokens(text, number):
     assert tokens(text) == number
 
 
-@pytest.mark.parametrize("text", [
-    "", "B", "many", "-1", "0", "nan", "inf", "1,,2", "1,0000", "1e300", "1e300T"])
+@pytest.mark.parametrize(
+    "text", ["", "B", "many", "-1", "0", "nan", "inf", "1,,2", "1,0000", "1e300", "1e300T"]
+)
 def test_what_is_no_number(text):
     for read in (prices, tokens):
         with pytest.raises((ValueError, ArgumentTypeError)):
@@ -526,13 +663,24 @@ def test_no_number_is_endless(option, capsys):
     assert f"argument {option}: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("options", "says"), [
-    (dict(gpu="H1000"), "nearest names are H100, "), (dict(gpu=""), "names no GPU"),
-    (dict(techniques="99"), "99"), (dict(tflops=3.0), "together"), (dict(gpu="0xH100"), "no GPU"),
-    (dict(memory=8.0, gpu="T4"), "leave --gpu"), (dict(price=[1.0]), "needs --tokens"),
-    (dict(memory=8.0, tokens=1e9), "--tokens needs a speed"),
-    (dict(variants="no-such"), "no variant 'no-such' of 01"),
-    (dict(gpu="H100,L4", tokens=1e9, price=[1.0, 2.0, 3.0]), "one for each of 2 GPUs: H100, L4")])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (dict(gpu="H1000"), "nearest names are H100, "),
+        (dict(gpu=""), "names no GPU"),
+        (dict(techniques="99"), "99"),
+        (dict(tflops=3.0), "together"),
+        (dict(gpu="0xH100"), "no GPU"),
+        (dict(memory=8.0, gpu="T4"), "leave --gpu"),
+        (dict(price=[1.0]), "needs --tokens"),
+        (dict(memory=8.0, tokens=1e9), "--tokens needs a speed"),
+        (dict(variants="no-such"), "no variant 'no-such' of 01"),
+        (
+            dict(gpu="H100,L4", tokens=1e9, price=[1.0, 2.0, 3.0]),
+            "one for each of 2 GPUs: H100, L4",
+        ),
+    ],
+)
 def test_what_the_command_refuses(command, options, says):
     with pytest.raises(UserError, match=says):
         command.answer(**options)
@@ -574,9 +722,15 @@ def test_checks_come_first(rows):
 
 def test_the_range_by_all_other_programs():
     """It holds 95 % of their checks, and none of the program's own."""
+
     def row(program: str, speed: float, group: str = "check", is_compiled: bool = True) -> dict:
-        return dict(program=program, group=group, is_compiled=is_compiled, tok_per_sec=speed,
-                    predicted=100.0)
+        return dict(
+            program=program,
+            group=group,
+            is_compiled=is_compiled,
+            tok_per_sec=speed,
+            predicted=100.0,
+        )
 
     others = [row("a", 100 + k) for k in range(1, 11)]
     rows = [*others, row("b", 180.0), row("c", 170.0, "tuned"), row("d", 160.0, is_compiled=False)]
@@ -606,8 +760,11 @@ def test_rules_count_what_differs():
     by_hand = prediction_tables.prediction_of("06-native-layers", CHECK.GPT2)
 
     def work(kind: str, is_matmul: bool, *rules: str) -> Work:
-        (work,) = (work for work in CHECK.compose(by_hand, rules).steps[16]
-                   if work.kind == kind and bool(work.flops) is is_matmul)
+        (work,) = (
+            work
+            for work in CHECK.compose(by_hand, rules).steps[16]
+            if work.kind == kind and bool(work.flops) is is_matmul
+        )
         return work
 
     def size(kind: str, *rules: str) -> float:
@@ -617,8 +774,11 @@ def test_rules_count_what_differs():
     assert size("rest", "TF32") == 2 * size("rest")
     for kind in ("attention", "rest"):
         assert 0.8 < size(kind, "no dropout") / size(kind) < 1
-    assert size("rest", "no dropout") < size("rest", "no dropout", "autocast") < size(
-        "rest", "no dropout", "TF32")
+    assert (
+        size("rest", "no dropout")
+        < size("rest", "no dropout", "autocast")
+        < size("rest", "no dropout", "TF32")
+    )
     assert size("optimizer", "foreach") == 3 * size("optimizer")
     assert size("attention", "attention by hand") < 0.5 * size("attention")
     assert not work("head", True, "unaligned head").is_aligned

@@ -105,9 +105,15 @@ def test_an_endless_answer_is_refused(monkeypatch, piece, error):
         script.read_limited(SimpleNamespace(read1=lambda size: piece))
 
 
-@pytest.mark.parametrize("failure", [
-    TimeoutError("timed out"), IncompleteRead(b"abc", 5), b"other",
-    HTTPError("http://one", 503, "busy", {}, None)])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        TimeoutError("timed out"),
+        IncompleteRead(b"abc", 5),
+        b"other",
+        HTTPError("http://one", 503, "busy", {}, None),
+    ],
+)
 def test_a_server_that_fails_is_asked_again(monkeypatch, failure):
     """Unless nothing answers there."""
     script = load(PREPARE)
@@ -130,8 +136,11 @@ def test_the_tokenizer_comes_from_a_cache_and_is_checked(tmp_path, monkeypatch):
     assert not (tmp_path / "none").exists()
     # What another cache holds is taken, if it is whole, and left beside the tokens.
     contents = {name: name.encode() for name in script.TOKENIZER_SHA256}
-    monkeypatch.setattr(script, "TOKENIZER_SHA256", {
-        name: hashlib.sha256(content).hexdigest() for name, content in contents.items()})
+    monkeypatch.setattr(
+        script,
+        "TOKENIZER_SHA256",
+        {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
+    )
     cache, out = tmp_path / "cache", tmp_path / "out"
     cache.mkdir()
     for name, content in contents.items():
@@ -151,12 +160,14 @@ def test_pieces_are_encoded_as_the_whole():
     """With a tokenizer that splits as GPT-2's does and merges what a wrong cut would part."""
     script = load(PREPARE)
     merges = [b"\n\n", b"  ", b" \n", b"\n ", b" a", b"ab", b"\n\n\n", b"    "]
-    ranks = {bytes([i]): i for i in range(256)} | {
-        merge: 256 + i for i, merge in enumerate(merges)}
-    pattern = (r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|"""
-               r"""\s+(?!\S)|\s""")
-    tokenizer = tiktoken.Encoding("test", pat_str=pattern, mergeable_ranks=ranks,
-                                  special_tokens={"<|endoftext|>": 300})
+    ranks = {bytes([i]): i for i in range(256)} | {merge: 256 + i for i, merge in enumerate(merges)}
+    pattern = (
+        r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|"""
+        r"""\s+(?!\S)|\s"""
+    )
+    tokenizer = tiktoken.Encoding(
+        "test", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 300}
+    )
     rng = np.random.default_rng(0)
     parts = np.array(["ab", "a", " ", "\n", "\n\n", "\t", "1", "'s", ".", "ü", "<|endoftext|>"])
     for _ in range(100):
@@ -188,8 +199,13 @@ def test_a_text_through_a_pipe_is_whole(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_ends_it_leaves_nothing_half_done(tmp_path, number):
     process = subprocess.Popen(
-        [sys.executable, PREPARE, "/dev/stdin", "--out", tmp_path], env=environment(), text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        [sys.executable, PREPARE, "/dev/stdin", "--out", tmp_path],
+        env=environment(),
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     until = time.monotonic() + 60
     while not [*tmp_path.glob("val.bin.*.tmp")] and time.monotonic() < until:
         time.sleep(0.01)
@@ -212,8 +228,11 @@ def script(monkeypatch):
     """It has GPT-2's tokenizer without any merged words: bytes, and one special token."""
     script = load(PREPARE)
     tokenizer = tiktoken.Encoding(
-        "gpt2", pat_str=r"\s+(?!\S)|\S+|\s", mergeable_ranks={bytes([i]): i for i in range(256)},
-        special_tokens={END: 50256})
+        "gpt2",
+        pat_str=r"\s+(?!\S)|\S+|\s",
+        mergeable_ranks={bytes([i]): i for i in range(256)},
+        special_tokens={END: 50256},
+    )
     monkeypatch.setattr(script, "gpt2_tokenizer", lambda *_: tokenizer)
     return script
 
@@ -221,8 +240,9 @@ def script(monkeypatch):
 def ids_of(script, out, *files) -> list[int]:
     script.prepare([*map(str, files)], out)
     check(out)
-    return np.concatenate([np.fromfile(out / f"{part}.bin", "<u2")
-                           for part in ("train", "val")]).tolist()
+    return np.concatenate(
+        [np.fromfile(out / f"{part}.bin", "<u2") for part in ("train", "val")]
+    ).tolist()
 
 
 def json_lines(*documents: str) -> bytes:
@@ -239,8 +259,9 @@ FRAME = b"\x50\x2a\x4d\x18\x04\0\0\0size"  # one to skip, as pzstd writes it bef
 
 
 def parquet(path, compression="zstd", **columns):
-    pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=2,
-                                compression=compression)
+    pyarrow.parquet.write_table(
+        pyarrow.table(columns), path, row_group_size=2, compression=compression
+    )
     return path
 
 
@@ -251,9 +272,18 @@ def llm_c(path, ids, magic=20240520, version=1, count=None):
     return path
 
 
-@pytest.mark.parametrize("pack", [
-    bytes, gzip.compress, zstandard.compress, bz2.compress, in_two(zstandard.compress, FRAME),
-    in_two(gzip.compress, after=bytes(500)), in_two(lzma.compress, after=bytes(4))])
+@pytest.mark.parametrize(
+    "pack",
+    [
+        bytes,
+        gzip.compress,
+        zstandard.compress,
+        bz2.compress,
+        in_two(zstandard.compress, FRAME),
+        in_two(gzip.compress, after=bytes(500)),
+        in_two(lzma.compress, after=bytes(4)),
+    ],
+)
 @pytest.mark.parametrize("form", ["text", "JSON lines"])
 def test_archives_and_documents(script, tmp_path, monkeypatch, capsys, form, pack):
     """Content decides; here the name doesn't help. Documents without text are left out."""
@@ -281,9 +311,16 @@ def test_tokens_that_a_run_has_mapped_stay(script, tmp_path):
     assert mapped.tolist() == before
 
 
-@pytest.mark.parametrize("strings", [
-    pyarrow.string(), pyarrow.large_string(), pyarrow.string_view(),
-    pyarrow.dictionary(pyarrow.int32(), pyarrow.string())], ids=str)
+@pytest.mark.parametrize(
+    "strings",
+    [
+        pyarrow.string(),
+        pyarrow.large_string(),
+        pyarrow.string_view(),
+        pyarrow.dictionary(pyarrow.int32(), pyarrow.string()),
+    ],
+    ids=str,
+)
 def test_parquet(script, tmp_path, strings):
     text = pyarrow.array([DOCUMENTS[0], None, "", *DOCUMENTS[1:]]).cast(strings)
     path = parquet(tmp_path / "no suffix", id=[1, 2, 3, 4, 5], text=text)
@@ -310,8 +347,9 @@ def test_memory_stays_small(script, tmp_path):
 
 def test_files_of_all_kinds_together(script, tmp_path):
     names = [tmp_path / name for name in ("1.txt", "2.txt", "3.jsonl", "5.txt")]
-    for path, content in zip(names, (b"one " * 9, b"two", json_lines("three"), b"five"),
-                             strict=True):
+    for path, content in zip(
+        names, (b"one " * 9, b"two", json_lines("three"), b"five"), strict=True
+    ):
         path.write_bytes(content)
     names.insert(3, parquet(tmp_path / "4.parquet", text=["four", "4"]))
     text = f"{'one ' * 9}\ntwo{END}three{END}four{END}4{END}five"
@@ -319,7 +357,8 @@ def test_files_of_all_kinds_together(script, tmp_path):
     encode = script.gpt2_tokenizer().encode
     assert ids_of(script, out, *names) == encode(text, allowed_special="all")
     assert json.loads((out / "meta.json").read_text())["corpus"] == (
-        "1.txt, 2.txt, 3.jsonl and 2 more")
+        "1.txt, 2.txt, 3.jsonl and 2 more"
+    )
 
 
 @pytest.mark.parametrize("text", ["[Illustration]\n", '["Yes," he said.]\n', '{"a"} b\n'])
@@ -343,8 +382,15 @@ def test_byte_order_marks_are_no_text(script, tmp_path):
 def test_it_is_cut_at_the_end_of_a_text():
     """But not at the line break before it, where white space may be one token with it."""
     script = load(PREPARE)
-    for text, cut in ((f"a\nb{END}c", 3), (f"a\nb{END}c\nd", 17), (f"a\nb\n{END}"[:-1], 1),
-                      (f"a\n{END}", 2), ("a\n<b", 1), ("a\n<", -1), (f"a{END}\n{END[:4]}", 1)):
+    for text, cut in (
+        (f"a\nb{END}c", 3),
+        (f"a\nb{END}c\nd", 17),
+        (f"a\nb\n{END}"[:-1], 1),
+        (f"a\n{END}", 2),
+        ("a\n<b", 1),
+        ("a\n<", -1),
+        (f"a{END}\n{END[:4]}", 1),
+    ):
         assert script.last_cut(text) == cut, text
 
 
@@ -372,6 +418,7 @@ def file(name: str, content: bytes):
     def write(folder):
         (folder / name).write_bytes(content)
         return [folder / name]
+
     return write
 
 
@@ -390,41 +437,74 @@ ZIPPED, ZSTD = gzip.compress(json_lines(*DOCUMENTS)), zstandard.compress(b"text\
 TOKENS = np.array(IDS, "<u2").tobytes()
 
 
-@pytest.mark.parametrize(("files", "says"), [
-    (file("a", b" \n"), "a is empty"), (file("a", b"ab"), "too short"),
-    (file("a.gz", ZIPPED[:-9]), "a.gz is cut off"),
-    (file("a.gz", ZIPPED[:-8] + bytes(8)), "a.gz is damaged: .*incorrect data check"),
-    (file("a.zst", ZSTD[:-2]), "a.zst is cut off"),
-    (file("a.xz", lzma.compress(b"text\n" * 99)[:-2] + b"no"), "a.xz is damaged"),
-    *((file(name, content), f"{name} .*{says}") for content, says in (
-        (LFS, "Git LFS.*git lfs pull"), (ZIPPED_FILES, "zip.*unpack"), (b"%PDF-1.4\ntext", "PDF"),
-        (TARRED, "unpack"), *((("text\n" * 9).encode(code), "UTF-16.*UTF-8") for code in (
-            "utf-16", "utf-16-le", "utf-16-be"))) for name in ("a.txt", "a.jsonl", "a.parquet")),
-    (file("a.tar.gz", gzip.compress(TARRED)), "a.tar.gz .*unpack"),
-    (file("a.gz", gzip.compress(b"abc\xff" * 9)), r"a.gz is not UTF-8 text: b'abc\\xff"),
-    (file("a.txt", "é".encode() * 2**20 + b"\xc3"), r"not UTF-8 text: .*\\xc3'$"),
-    (file("a.jsonl", json_lines("a", "b") + b'\n{"text": "cut'),
-     r"a.jsonl is not JSON lines: one object a line \(see line 4\)"),
-    (file("a.jsonl", b"[" * 100_000), "not JSON lines: .* line 1"),
-    (file("a.json", b'\n{\n  "text": "a"\n}\n'), "a.json is not JSON lines: .* line 2"),
-    (file("a", b'{"text": "a"}\n{"content": "b"}'), "a, line 2 has no text in 'text'"),
-    *((file("a", text), "a is not JSON lines: .* line 1") for text in (b'[\n {\n', b'[ "a" ]')),
-    (file("a.jsonl", b'{"text": ""}\n'), "a.jsonl is empty"),
-    (file("a.bin", TOKENS[:-1]), "a.bin is cut off, or not uint16: it has 10,005 bytes"),
-    (file("a.bin", TOKENS + b"\x51\xc4"), "a.bin has id 50,257: GPT-2's end with 50,256"),
-    (file("a.bin", np.array(IDS, "<u4").tobytes()), r"a.bin looks like 32-bit ids \(every second"),
-    (lambda folder: file("a", parquet(folder / "b", text=DOCUMENTS).read_bytes()[:-20])(folder),
-     "a is damaged: "),
-    (lambda folder: [parquet(folder / "a", text=[1, 2])], "no column 'text' .*but: text int64"),
-    (lambda folder: [parquet(folder / "a", id=[1], content=["b"])],
-     "no column 'text' of strings, but: id int64, content string"),
-    (lambda folder: [llm_c(folder / "a", IDS, 20240801, 7)], r"format and version \[20240801, 7\]"),
-    (lambda folder: [llm_c(folder / "a", IDS, count=6000)], "cut off: 5,003 of 6,000 tokens"),
-    (lambda folder: [folder], "is a folder without tokens"),
-    (lambda folder: [llm_c(folder / "a", IDS), *file("b", b"text")(folder)], "one kind at a time"),
-    (lambda folder: [*file("meta.pkl", b"")(folder), *file("a.bin", TOKENS)(folder)][1:],
-     "isn't GPT-2's: meta.pkl beside it"),
-])
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        (file("a", b" \n"), "a is empty"),
+        (file("a", b"ab"), "too short"),
+        (file("a.gz", ZIPPED[:-9]), "a.gz is cut off"),
+        (file("a.gz", ZIPPED[:-8] + bytes(8)), "a.gz is damaged: .*incorrect data check"),
+        (file("a.zst", ZSTD[:-2]), "a.zst is cut off"),
+        (file("a.xz", lzma.compress(b"text\n" * 99)[:-2] + b"no"), "a.xz is damaged"),
+        *(
+            (file(name, content), f"{name} .*{says}")
+            for content, says in (
+                (LFS, "Git LFS.*git lfs pull"),
+                (ZIPPED_FILES, "zip.*unpack"),
+                (b"%PDF-1.4\ntext", "PDF"),
+                (TARRED, "unpack"),
+                *(
+                    (("text\n" * 9).encode(code), "UTF-16.*UTF-8")
+                    for code in ("utf-16", "utf-16-le", "utf-16-be")
+                ),
+            )
+            for name in ("a.txt", "a.jsonl", "a.parquet")
+        ),
+        (file("a.tar.gz", gzip.compress(TARRED)), "a.tar.gz .*unpack"),
+        (file("a.gz", gzip.compress(b"abc\xff" * 9)), r"a.gz is not UTF-8 text: b'abc\\xff"),
+        (file("a.txt", "é".encode() * 2**20 + b"\xc3"), r"not UTF-8 text: .*\\xc3'$"),
+        (
+            file("a.jsonl", json_lines("a", "b") + b'\n{"text": "cut'),
+            r"a.jsonl is not JSON lines: one object a line \(see line 4\)",
+        ),
+        (file("a.jsonl", b"[" * 100_000), "not JSON lines: .* line 1"),
+        (file("a.json", b'\n{\n  "text": "a"\n}\n'), "a.json is not JSON lines: .* line 2"),
+        (file("a", b'{"text": "a"}\n{"content": "b"}'), "a, line 2 has no text in 'text'"),
+        *((file("a", text), "a is not JSON lines: .* line 1") for text in (b"[\n {\n", b'[ "a" ]')),
+        (file("a.jsonl", b'{"text": ""}\n'), "a.jsonl is empty"),
+        (file("a.bin", TOKENS[:-1]), "a.bin is cut off, or not uint16: it has 10,005 bytes"),
+        (file("a.bin", TOKENS + b"\x51\xc4"), "a.bin has id 50,257: GPT-2's end with 50,256"),
+        (
+            file("a.bin", np.array(IDS, "<u4").tobytes()),
+            r"a.bin looks like 32-bit ids \(every second",
+        ),
+        (
+            lambda folder: file("a", parquet(folder / "b", text=DOCUMENTS).read_bytes()[:-20])(
+                folder
+            ),
+            "a is damaged: ",
+        ),
+        (lambda folder: [parquet(folder / "a", text=[1, 2])], "no column 'text' .*but: text int64"),
+        (
+            lambda folder: [parquet(folder / "a", id=[1], content=["b"])],
+            "no column 'text' of strings, but: id int64, content string",
+        ),
+        (
+            lambda folder: [llm_c(folder / "a", IDS, 20240801, 7)],
+            r"format and version \[20240801, 7\]",
+        ),
+        (lambda folder: [llm_c(folder / "a", IDS, count=6000)], "cut off: 5,003 of 6,000 tokens"),
+        (lambda folder: [folder], "is a folder without tokens"),
+        (
+            lambda folder: [llm_c(folder / "a", IDS), *file("b", b"text")(folder)],
+            "one kind at a time",
+        ),
+        (
+            lambda folder: [*file("meta.pkl", b"")(folder), *file("a.bin", TOKENS)(folder)][1:],
+            "isn't GPT-2's: meta.pkl beside it",
+        ),
+    ],
+)
 def test_what_is_refused(script, tmp_path, files, says):
     """In one line; what was there is still whole."""
     given, out = tmp_path / "given", tmp_path / "out"

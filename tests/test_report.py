@@ -41,11 +41,15 @@ from gpt_speed.common import UserError
 from gpt_speed.tables import Table, markdown, num_col, text_col
 from patches import stack
 
-LOOK = dict(memory_gb=24.0, matmul_peak=PEAK, compile_error=None,
-            missing=["a thing: how to get it"])
+LOOK = dict(
+    memory_gb=24.0, matmul_peak=PEAK, compile_error=None, missing=["a thing: how to get it"]
+)
 SPEEDS = {"00_orig": 100.0, "01_opt_single_gpu": 900.0, "03-fused-adamw": 120.0}
-PIECES = ",".join(name for name, study in all_studies().items()  # profile needs a trace besides
-                  if study.place and study.in_report and name != "profile")
+PIECES = ",".join(
+    name
+    for name, study in all_studies().items()  # profile needs a trace besides
+    if study.place and study.in_report and name != "profile"
+)
 
 
 # ---- Tables ------------------------------------------------------------------------------------
@@ -54,6 +58,7 @@ PIECES = ",".join(name for name, study in all_studies().items()  # profile needs
 @pytest.fixture
 def shown(tmp_path):
     """(each row of a plan's full table, the notes below it)"""
+
     def shown(plan, runs, *how, **header):
         *_, measured = read_journal(write_journal(tmp_path, "a", plan, runs, *how, **header))
         rows = rows_of(measured)
@@ -73,12 +78,20 @@ def test_a_row_stays_one_line():
 def test_markdown():
     """A column without a figure is left out, unless the table wants it; a bar is escaped; a figure
     is an attribute or a key, or one within another."""
-    rows = [dict(label="a|b", record=SimpleNamespace(mfu=0.25, end=dict(gb=2))),
-            dict(label=None, record=None), {}]
-    columns = [text_col("run|s", "label"), num_col("MFU", "record.mfu", ".1%"),
-               num_col("GB", "record.end.gb"), num_col("gone", "record.end.mib", ".2f")]
+    rows = [
+        dict(label="a|b", record=SimpleNamespace(mfu=0.25, end=dict(gb=2))),
+        dict(label=None, record=None),
+        {},
+    ]
+    columns = [
+        text_col("run|s", "label"),
+        num_col("MFU", "record.mfu", ".1%"),
+        num_col("GB", "record.end.gb"),
+        num_col("gone", "record.end.mib", ".2f"),
+    ]
     assert markdown(Table(columns, rows[:2])) == (
-        "| run\\|s | MFU | GB |\n| :-- | --: | --: |\n| a\\|b | 25.0% | 2 |\n|  |  |  |\n")
+        "| run\\|s | MFU | GB |\n| :-- | --: | --: |\n| a\\|b | 25.0% | 2 |\n|  |  |  |\n"
+    )
     whole = markdown(Table(columns, rows, "What:", missing="n/a", every_column=True))
     assert whole.startswith("What:\n\n| run") and rows_of_text(whole)[2] == ["n/a"] * 4
     with pytest.raises(AttributeError):  # a name that no row has is an error, not an empty column
@@ -88,19 +101,36 @@ def test_markdown():
 def test_techniques(shown):
     """Each over the one before and over the first, with the published speedups beside them."""
     plan = plan_of("base", "cores", "broken", "last")
-    plan.runs = [run.replace(published=speed)
-                 for run, speed in zip(plan.runs, (100.0, 200.0, 500.0, None), strict=True)]
-    runs = [*rounds_of("base", *range(100, 104)), dict(name="base", seed=124, loss=8.1875),
-            *rounds_of("cores", *range(103, 107), loss=8.25), dict(name="broken", error="a | b"),
-            *rounds_of("last", *[418.0] * 4, loss=8.0625)]
+    plan.runs = [
+        run.replace(published=speed)
+        for run, speed in zip(plan.runs, (100.0, 200.0, 500.0, None), strict=True)
+    ]
+    runs = [
+        *rounds_of("base", *range(100, 104)),
+        dict(name="base", seed=124, loss=8.1875),
+        *rounds_of("cores", *range(103, 107), loss=8.25),
+        dict(name="broken", error="a | b"),
+        *rounds_of("last", *[418.0] * 4, loss=8.0625),
+    ]
     (base, cores, broken, last), notes = shown(plan, runs, MACHINE)
     assert cores == {
-        "run": "cores", "technique": "technique cores", "tok/sec": "104", "range": "103–106",
-        "speedup": "1.03", "95 %": "1.03–1.03", "speedup, A100": "2.00",
-        "over the baseline": "1.03", "reserved GB": "1.25", "× GB": "1.00",
-        "first step s": "10.0", "val loss": "8.2500", "Δ loss": "+0.2500",
-        "expected effect on the loss": "rounding", "of matmul peak": "10.4%",
-        "significance": "faster"}
+        "run": "cores",
+        "technique": "technique cores",
+        "tok/sec": "104",
+        "range": "103–106",
+        "speedup": "1.03",
+        "95 %": "1.03–1.03",
+        "speedup, A100": "2.00",
+        "over the baseline": "1.03",
+        "reserved GB": "1.25",
+        "× GB": "1.00",
+        "first step s": "10.0",
+        "val loss": "8.2500",
+        "Δ loss": "+0.2500",
+        "expected effect on the loss": "rounding",
+        "of matmul peak": "10.4%",
+        "significance": "faster",
+    }
     assert base["significance"] == "baseline" and base["speedup"] == base["Δ loss"] == "n/a"
     assert (broken["tok/sec"], broken["significance"]) == ("n/a", r"failed: a \| b")
     assert (broken["speedup"], broken["speedup, A100"]) == ("n/a", "2.50")
@@ -113,22 +143,22 @@ def test_what_was_measured(shown):
     _, notes = shown(plan_of("a", "b", tokens=None, epochs=5), runs, options=["--name", "a b"])
     assert re.search("Not compiled, .*: `a`.$", notes[1]) and notes[0] == (
         "Some CPU, PyTorch 2.13; seed 123, 2 rounds, options `--name 'a b'`. 5 epochs per run."
-        " Matmul throughput (matmul peak): float32 1.00, TF32 2.00, bfloat16 4.00 TFLOP/s.")
+        " Matmul throughput (matmul peak): float32 1.00, TF32 2.00, bfloat16 4.00 TFLOP/s."
+    )
 
 
 def test_provenance(tmp_path):
     """When, at which commits, with which PyTorch: from the first measurement to the last."""
     older = dict(time="20260102T030405Z", commit="0123456789")
-    newer = dict(time="20260203T030405Z", commit="abcdefghij",
-                 machine=MACHINE | dict(torch="2.11"))
+    newer = dict(time="20260203T030405Z", commit="abcdefghij", machine=MACHINE | dict(torch="2.11"))
     for id, header in (("1", older), ("2", newer)):
         path = write_journal(tmp_path, "x", plan_of("a"), id=id, **header)
     first, last = read_journal(path)
     assert provenance([]) == ""
     assert provenance([first]) == "Measured on 2026-01-02 at 0123456 with PyTorch 2.13."
     assert provenance([last, first]) == (
-        "Measured from 2026-01-02 at 0123456 to 2026-02-03 at abcdefg"
-        " with PyTorch 2.13 and 2.11.")
+        "Measured from 2026-01-02 at 0123456 to 2026-02-03 at abcdefg with PyTorch 2.13 and 2.11."
+    )
 
 
 # ---- A machine's page --------------------------------------------------------------------------
@@ -140,8 +170,9 @@ class Reports:
     def __init__(self, folder: Path, monkeypatch):
         self.children = Children(monkeypatch, folder / "build", MACHINE)
         self.children.answers |= dict(look=dict(machine=MACHINE) | LOOK)
-        self.children.does |= {name: dict(speed=speed, gpu=MACHINE["name"])
-                               for name, speed in SPEEDS.items()}
+        self.children.does |= {
+            name: dict(speed=speed, gpu=MACHINE["name"]) for name, speed in SPEEDS.items()
+        }
         self.data, self.results = folder / "data", folder / "results"
         self.data.mkdir()
         (self.data / "meta.json").write_text('{"tokens": {"train": 414009}}')
@@ -150,9 +181,23 @@ class Reports:
         """measure.py report; returns its exit code. `ran` has what it ran."""
         before = len(self.children.ran)
         args = cli.make_parser().parse_args(
-            ["report", "--data", str(self.data), "--results-dir", str(results or self.results),
-             "--minutes", "600", "--max-tokens", "4096", "--techniques", "0,1,3",
-             "--studies", pieces, *options])
+            [
+                "report",
+                "--data",
+                str(self.data),
+                "--results-dir",
+                str(results or self.results),
+                "--minutes",
+                "600",
+                "--max-tokens",
+                "4096",
+                "--techniques",
+                "0,1,3",
+                "--studies",
+                pieces,
+                *options,
+            ]
+        )
         try:
             return cli.run(args, [])
         finally:
@@ -174,8 +219,12 @@ def no_pictures(monkeypatch):
 
 
 def figures(folder: Path) -> list:
-    return [(row.label, row.rounds, row.tok_per_sec, row.val_loss, row.error)
-            for study in all_studies() for _, rows in found_in(folder, study) for row in rows]
+    return [
+        (row.label, row.rounds, row.tok_per_sec, row.val_loss, row.error)
+        for study in all_studies()
+        for _, rows in found_in(folder, study)
+        for row in rows
+    ]
 
 
 def test_page(reports, tmp_path):
@@ -200,24 +249,40 @@ def test_page(reports, tmp_path):
 
 def test_the_first_line_of_a_page(tmp_path):
     """It is of the ladder where that has more rounds than the three scripts, and is as long."""
+
     def stages_of(folder: Path, day: str, *speeds: float) -> None:
         plan = plan_of("00_orig", "01_opt_single_gpu")
         plan.runs = [run.replace(stage=run.name[:2], published=100.0) for run in plan.runs]
-        write_journal(folder, f"stages{day}", plan, [
-            *rounds_of("00_orig", *[100.0] * len(speeds)),
-            *rounds_of("01_opt_single_gpu", *speeds)])
+        write_journal(
+            folder,
+            f"stages{day}",
+            plan,
+            [
+                *rounds_of("00_orig", *[100.0] * len(speeds)),
+                *rounds_of("01_opt_single_gpu", *speeds),
+            ],
+        )
 
     stages_of(tmp_path, "", 450.0)
     assert "01_opt_single_gpu trains **450 tok/sec, 4.50 times** 00's 100" in headline(tmp_path)
     assert "measurements" not in headline(tmp_path)
     for published, leads in ((28_399.0, False), (None, True)):
         plan = plan_of("00_orig", "06", "13")
-        plan.runs = [run.replace(number=number, published=published if number == 13 else None)
-                     for run, number in zip(plan.runs, (0, 6, 13), strict=True)]
+        plan.runs = [
+            run.replace(number=number, published=published if number == 13 else None)
+            for run, number in zip(plan.runs, (0, 6, 13), strict=True)
+        ]
         (tmp_path / "ladder.jsonl").unlink(missing_ok=True)
-        write_journal(tmp_path, "ladder", plan, [
-            *rounds_of("00_orig", 100.0, 101.0, 99.0), *rounds_of("06", 200.0, 201.0, 203.0),
-            *rounds_of("13", 500.0, 501.0, 505.0)])
+        write_journal(
+            tmp_path,
+            "ladder",
+            plan,
+            [
+                *rounds_of("00_orig", 100.0, 101.0, 99.0),
+                *rounds_of("06", 200.0, 201.0, 203.0),
+                *rounds_of("13", 500.0, 501.0, 505.0),
+            ],
+        )
         assert ("**501 tok/sec, 5.0 times** 00_orig's 100" in headline(tmp_path)) is leads
     assert "the 2 measurements of this folder 01 is 4.50–5.02 times" in headline(tmp_path)
     stages_of(tmp_path, "-2026-01-02", 600.0, 600.0)
@@ -287,8 +352,9 @@ def test_what_is_refused(reports, no_pictures):
     assert not reports.ran
 
 
-@pytest.mark.parametrize(("corpus", "text"), [
-    ("Middlemarch", ""), ("a b|$x_1$.txt", "a b|$x_1$.txt")])
+@pytest.mark.parametrize(
+    ("corpus", "text"), [("Middlemarch", ""), ("a b|$x_1$.txt", "a b|$x_1$.txt")]
+)
 def test_another_text_than_the_book(reports, no_pictures, corpus, text):
     """Stands below each table, and in the pictures' titles."""
     start = dict(data=dict(corpus=corpus, tokenizer="gpt2", tokens=dict(train=414_009)))
@@ -297,7 +363,7 @@ def test_another_text_than_the_book(reports, no_pictures, corpus, text):
     reports.children.does |= {"01-causal-mask": dict(start=start)}
     (reports.data / "meta.json").write_text(json.dumps(start["data"]))
     assert reports.make(pieces="stages,ladder") == 0
-    (measured, _), = found_in(reports.results, "ladder")
+    ((measured, _),) = found_in(reports.results, "ladder")
     assert place_of(measured).partition("\ntext: ")[2] == text
     assert reports.text.count(f", text: {text}.") == (2 if text else 0)
 
@@ -364,8 +430,11 @@ def test_the_pages_are_what_the_command_writes():
 
 def test_readme_says_what_was_measured():
     """The baseline, the script with bfloat16, FlashAttention and torch.compile, and the last."""
-    rows = {row.run.number: row for _, rows in found_in(REFERENCE / "nvidia-h100", "ladder")
-            for row in rows}
+    rows = {
+        row.run.number: row
+        for _, rows in found_in(REFERENCE / "nvidia-h100", "ladder")
+        for row in rows
+    }
     numbers = set(re.findall(r"[\d,]+", (ROOT / "README.md").read_text(encoding="utf-8")))
     assert numbers >= {f"{rows[rung].tok_per_sec:,.0f}" for rung in (0, 8, 14)}
 
@@ -373,6 +442,7 @@ def test_readme_says_what_was_measured():
 def test_typed_figures_are_those_of_the_logs():
     """The range of the CPUs' speedups, the Xeon's alone, its slower variants, and times to a loss
     that were rounded once."""
+
     def text_of(path: str) -> str:
         return " ".join((ROOT / path).read_text(encoding="utf-8").split())
 
@@ -385,17 +455,23 @@ def test_typed_figures_are_those_of_the_logs():
     assert (len(ranges[xeon]), low, high) == (5, "5.1", "7.0")
     assert f"**`01` is {low} to {high} times as fast as `00`** in five measurements" in page
     assert f"gained {low}× to {high}× in five measurements" in text_of("docs/methodology.md")
-    (variants,) = (rows for measured, rows in found_in(REFERENCE / xeon, "variants")
-                   if not measured.kind)
+    (variants,) = (
+        rows for measured, rows in found_in(REFERENCE / xeon, "variants") if not measured.kind
+    )
     slower = sum(row.significance == "slower" for row in variants)
     assert f"; {dict(enumerate(['eight', 'nine', 'ten', 'eleven'], 8))[slower]} are slower." in page
     loss = text_of("docs/time-to-loss.md")
-    for folder, name in (("amd-epyc-2-cores", "optimizer-muon+compile-blocks, batch 2"),
-                         ("nvidia-h200", "01, batch 8")):
-        (speedup,) = {f"{row.speedup(target).factor:.1f}×"
-                      for one, rows in found_in(REFERENCE / folder, "time-to-loss")
-                      for target in list(one.plan.targets.values())[:1]
-                      for row in rows if row.label.startswith(name)}
+    for folder, name in (
+        ("amd-epyc-2-cores", "optimizer-muon+compile-blocks, batch 2"),
+        ("nvidia-h200", "01, batch 8"),
+    ):
+        (speedup,) = {
+            f"{row.speedup(target).factor:.1f}×"
+            for one, rows in found_in(REFERENCE / folder, "time-to-loss")
+            for target in list(one.plan.targets.values())[:1]
+            for row in rows
+            if row.label.startswith(name)
+        }
         assert speedup == "7.4×" and speedup in loss
     assert "7.5×" not in loss.replace("(7.5–10.7)", "")
 
@@ -403,8 +479,10 @@ def test_typed_figures_are_those_of_the_logs():
 def anchors(path: Path) -> set[str]:
     """Of a page's headings, as code hosts make them."""
     text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-            for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    }
 
 
 def test_links_lead_somewhere():
@@ -412,8 +490,9 @@ def test_links_lead_somewhere():
         for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
             place, _, anchor = link.partition("#")
             target = path.parent / place if place else path
-            assert "://" in place or target.exists() and (
-                not anchor or anchor in anchors(target)), f"{path.name}: {link}"
+            assert (
+                "://" in place or target.exists() and (not anchor or anchor in anchors(target))
+            ), f"{path.name}: {link}"
 
 
 def test_update_writes_what_stands_between_markers(tmp_path):
@@ -429,11 +508,16 @@ def test_update_writes_what_stands_between_markers(tmp_path):
     assert update(after, tmp_path) == after
 
 
-@pytest.mark.parametrize(("text", "error"), [
-    (marker("other"), "no table other in"), (marker("ladder"), "no table ladder in"),
-    (marker("measured@no.where"), "no table measured in"),
-    (marker("machines", "| 1 |\n", ""), "no <!-- end"),
-    (marker("machines", "", "") + marker("machines"), "no <!-- end -->")])
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (marker("other"), "no table other in"),
+        (marker("ladder"), "no table ladder in"),
+        (marker("measured@no.where"), "no table measured in"),
+        (marker("machines", "| 1 |\n", ""), "no <!-- end"),
+        (marker("machines", "", "") + marker("machines"), "no <!-- end -->"),
+    ],
+)
 def test_markers_that_do_not_serve(tmp_path, text, error):
     with pytest.raises(UserError, match=error):
         update(text, tmp_path)
@@ -457,6 +541,7 @@ def test_write_readme(tmp_path, monkeypatch):
 @pytest.fixture
 def plot(capsys):
     """Runs it in this process: (exit code, lines of stdout, lines of stderr)."""
+
     def run(results):
         code = plot_results.main(["--results-dir", str(results)])
         said = capsys.readouterr()
@@ -465,15 +550,22 @@ def plot(capsys):
     return run
 
 
-@pytest.mark.parametrize(("rounds", "says"), [
-    (1, "; single runs, no significance."), (2, "; 2 runs each.")])
+@pytest.mark.parametrize(
+    ("rounds", "says"), [(1, "; single runs, no significance."), (2, "; 2 runs each.")]
+)
 @pytest.mark.parametrize("study", ["stages", "ladder"])
 def test_single_runs_say_so(tmp_path, study, rounds, says):
     plan = plan_of("a", "b", rounds=rounds)
-    plan.runs = [run.replace(stage=f"0{k}" if study == "stages" else None, published=100.0)
-                 for k, run in enumerate(plan.runs)]
-    write_journal(tmp_path, study, plan, [
-        run for name in "ab" for run in rounds_of(name, *range(100, 100 + rounds))])
+    plan.runs = [
+        run.replace(stage=f"0{k}" if study == "stages" else None, published=100.0)
+        for k, run in enumerate(plan.runs)
+    ]
+    write_journal(
+        tmp_path,
+        study,
+        plan,
+        [run for name in "ab" for run in rounds_of(name, *range(100, 100 + rounds))],
+    )
     assert machine_section.headline(tmp_path).endswith(says)
 
 
@@ -483,10 +575,22 @@ def test_plot_results(tmp_path):
     write_record(results, "00_orig", speed=1000)
     write_record(results, "00_orig", "20260102T000000Z", status="interrupted")
     write_ladder(results, "00_orig", "01-causal-mask")
-    write_journal(results, "stages", plan_of("00_orig", "01_opt_single_gpu"), [
-        dict(name="01_opt_single_gpu", speed=3000)])
-    run = run_python("-X", "utf8", ROOT / "plot_results.py", "--results-dir", results,
-                     cwd=tmp_path, encoding="utf-8", env=environment(MPLBACKEND="Qt4Agg"))
+    write_journal(
+        results,
+        "stages",
+        plan_of("00_orig", "01_opt_single_gpu"),
+        [dict(name="01_opt_single_gpu", speed=3000)],
+    )
+    run = run_python(
+        "-X",
+        "utf8",
+        ROOT / "plot_results.py",
+        "--results-dir",
+        results,
+        cwd=tmp_path,
+        encoding="utf-8",
+        env=environment(MPLBACKEND="Qt4Agg"),
+    )
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith("1 run that did not complete: left out\n")
     assert {path.name for path in results.glob("*.png")} == {"stages.png", "ladder.png"}
@@ -509,9 +613,14 @@ def test_nothing_measured(tmp_path, plot, monkeypatch):
     assert "02 DDP ? 4" in (tmp_path / "out").read_text()
 
 
-@pytest.mark.parametrize(("fault", "says"), [
-    ("folder", "summary.md can't be written"), ("nowhere", "is not a folder"),
-    ("matplotlib", "matplotlib")])
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("folder", "summary.md can't be written"),
+        ("nowhere", "is not a folder"),
+        ("matplotlib", "matplotlib"),
+    ],
+)
 def test_plot_results_ends_with_one_line(tmp_path, plot, monkeypatch, fault, says):
     write_record(tmp_path, "00_orig")
     if fault == "folder":
@@ -532,18 +641,22 @@ def test_a_page_without_matplotlib(reports, monkeypatch, capsys):
 
 def test_runs_that_cannot_be_compared(tmp_path, plot):
     """Those of another text have a group of their own; where lengths differ they are shown."""
-    book, mine = (dict(data=dict(corpus=name, tokenizer="gpt2")) for name in (
-        "Middlemarch", "mine.txt"))
+    book, mine = (
+        dict(data=dict(corpus=name, tokenizer="gpt2")) for name in ("Middlemarch", "mine.txt")
+    )
     limits = dict(epochs=15, max_steps=None, max_tokens=40_960)
     write_record(tmp_path, "00_orig", start=book, config=limits)
-    write_record(tmp_path, "02_opt_multi_gpu_ddp", start=book, steps=4, config=limits | dict(
-        world_size=2))
+    write_record(
+        tmp_path, "02_opt_multi_gpu_ddp", start=book, steps=4, config=limits | dict(world_size=2)
+    )
     assert "8,192 tokens" not in "\n".join(plot(tmp_path)[1])
-    write_record(tmp_path, "01_opt_single_gpu", speed=300.0, start=book, config=limits,
-                 tokens=2048, steps=5)
+    write_record(
+        tmp_path, "01_opt_single_gpu", speed=300.0, start=book, config=limits, tokens=2048, steps=5
+    )
     text = "\n".join(plot(tmp_path)[1])
     assert "| 00 original, batch 4, 8,192 tokens | 100 | 1.00 |" in text
     assert "| 01 optimized, batch 4, 5,120 tokens | 300 | 3.00 |" in text
-    write_record(tmp_path, "01_opt_single_gpu", "20260103T000000Z", speed=500.0, start=mine,
-                 config=limits)
+    write_record(
+        tmp_path, "01_opt_single_gpu", "20260103T000000Z", speed=500.0, start=mine, config=limits
+    )
     assert "256, mine.txt | 01 optimized, batch 4 | 500 | n/a |" in "\n".join(plot(tmp_path)[1])

@@ -40,10 +40,16 @@ def answer(tmp_path, other: str = "other") -> tuple[list[str], list]:
 
 def test_two_machines(tmp_path):
     """b gains more in A; c isn't told apart; what each was measured on is said."""
-    ladder(tmp_path / "one", {"a": SPEEDS, "b": [201.0, 202.0, 202.0, 207.0],
-                              "c": [speed + 110 for speed in SPEEDS]}, commit="0123456789")
-    ladder(tmp_path / "other", {"a": SPEEDS, "b": [151.0, 151.0, 152.0, 155.0],
-                                "c": [160.0, 150.0, 155.0, 170.0]}, CPU | dict(name="Other CPU"))
+    ladder(
+        tmp_path / "one",
+        {"a": SPEEDS, "b": [201.0, 202.0, 202.0, 207.0], "c": [speed + 110 for speed in SPEEDS]},
+        commit="0123456789",
+    )
+    ladder(
+        tmp_path / "other",
+        {"a": SPEEDS, "b": [151.0, 151.0, 152.0, 155.0], "c": [160.0, 150.0, 155.0, 170.0]},
+        CPU | dict(name="Other CPU"),
+    )
     folders, (b, c) = answer(tmp_path)
     assert "Some CPU, PyTorch" in folders[0] and "at 0123456 with" in folders[0]
     assert "Other CPU, PyTorch" in folders[1] and "4 rounds" in folders[1]
@@ -60,10 +66,14 @@ def test_only_what_is_comparable(tmp_path):
     assert (c[0], c[-1]) == ("c", "not tested")
 
 
-@pytest.mark.parametrize(("other", "speeds", "options", "says"), [
-    ("another before it", dict(a=SPEEDS, c=SPEEDS), [], "no technique in common"),
-    ("options", dict(a=SPEEDS, b=SPEEDS), ["--dropout", "0"], "different options: .*--dropout"),
-    ("nowhere", None, [], "nowhere: no ladder there; there are amd-epyc-2-cores")])
+@pytest.mark.parametrize(
+    ("other", "speeds", "options", "says"),
+    [
+        ("another before it", dict(a=SPEEDS, c=SPEEDS), [], "no technique in common"),
+        ("options", dict(a=SPEEDS, b=SPEEDS), ["--dropout", "0"], "different options: .*--dropout"),
+        ("nowhere", None, [], "nowhere: no ladder there; there are amd-epyc-2-cores"),
+    ],
+)
 def test_what_is_not_comparable(tmp_path, other, speeds, options, says):
     ladder(tmp_path / "one", dict.fromkeys("abc", SPEEDS))
     if speeds:
@@ -85,8 +95,11 @@ def results(tmp_path, monkeypatch):
     (folder / "profile.trace.json").write_text("large")
     (folder / "00_orig-cpu-20260101T000000Z-1.jsonl").write_text("of a script by hand")
     (folder / "link.png").symlink_to("/etc/hostname")
-    monkeypatch.setattr(module, "write_page", lambda studies, results, *_: (
-        results / "page.png").write_text("drawn"))
+    monkeypatch.setattr(
+        module,
+        "write_page",
+        lambda studies, results, *_: (results / "page.png").write_text("drawn"),
+    )
     return folder
 
 
@@ -100,8 +113,13 @@ def test_a_complete_folder_is_packed(results, tmp_path):
     """Journals, page and pictures are copied; nothing is overwritten."""
     packed(results, "rtx-4090")
     assert sorted(path.name for path in (tmp_path / "reference" / "rtx-4090").iterdir()) == [
-        "00_orig-cpu-20260101T000000Z-1.jsonl", "ladder.jsonl", "machine.json", "page.png",
-        "report.md", "stages.jsonl"]
+        "00_orig-cpu-20260101T000000Z-1.jsonl",
+        "ladder.jsonl",
+        "machine.json",
+        "page.png",
+        "report.md",
+        "stages.jsonl",
+    ]
     with pytest.raises(UserError, match="exists: nothing is overwritten"):
         packed(results, "rtx-4090")
     for wrong in ("../x", "A", "", "/tmp/x"):
@@ -109,10 +127,17 @@ def test_a_complete_folder_is_packed(results, tmp_path):
             packed(results, wrong)
 
 
-@pytest.mark.parametrize(("stages", "ladder", "first", "says"), [
-    (4, 0, 0, ""), (0, 3, 0, ""), (1, 3, 0, ""), (3, 2, 0, "Only 3 rounds: "),
-    (2, 4, 1, "Only 2 rounds: "),  # a ladder that begins with a later script
-    (1, 0, 0, "Single runs, no significance: ")])
+@pytest.mark.parametrize(
+    ("stages", "ladder", "first", "says"),
+    [
+        (4, 0, 0, ""),
+        (0, 3, 0, ""),
+        (1, 3, 0, ""),
+        (3, 2, 0, "Only 3 rounds: "),
+        (2, 4, 1, "Only 2 rounds: "),  # a ladder that begins with a later script
+        (1, 0, 0, "Single runs, no significance: "),
+    ],
+)
 def test_more_rounds_are_asked_for(results, stages, ladder, first, says):
     """Where neither study has enough of 00 and 01; such a folder is packed nevertheless."""
     for study, rounds in (("stages", stages), ("ladder", ladder)):
@@ -148,7 +173,9 @@ def test_an_incomplete_folder_is_refused(results):
     (results / "ladder.jsonl").unlink()
     (results / "report.md").write_text("# GPT\n\nNot finished: sweep; run it again.\n")
     assert [line.partition(":")[0] for line in what_is_missing(results)] == [
-        "the report isn't finished", "no figures of 00 and 01"]
+        "the report isn't finished",
+        "no figures of 00 and 01",
+    ]
     with pytest.raises(UserError, match="isn't complete: .*; no figures of 00 and 01: python"):
         packed(results, "cpu")
     measure_again(results, "ladder", 4, error="ended by signal 9")

@@ -9,15 +9,37 @@ from conftest import ROOT
 
 # Each may import those behind it, and its own modules. bench/README.md shows the same order.
 ORDER = {
-    "bench": ["cli", "commands", "studies", "report", "predict", "analysis", "measure",
-              "catalogue", "subcommands", "processes", "common"],
-    "gpt_speed": ["audit", "speed", "cards", "tables", "gains", "memory", "counting", "children",
-                  "common"]}
+    "bench": [
+        "cli",
+        "commands",
+        "studies",
+        "report",
+        "predict",
+        "analysis",
+        "measure",
+        "catalogue",
+        "subcommands",
+        "processes",
+        "common",
+    ],
+    "gpt_speed": [
+        "audit",
+        "speed",
+        "cards",
+        "tables",
+        "gains",
+        "memory",
+        "counting",
+        "children",
+        "common",
+    ],
+}
 BENCH, GPT_SPEED = ROOT / "bench", ROOT / "gpt_speed"
 MODULES = sorted([*BENCH.rglob("*.py"), *GPT_SPEED.rglob("*.py")])
 LESSONS = {"00_orig.py": 495, "01_opt_single_gpu.py": 594, "02_opt_multi_gpu_ddp.py": 680}
 LINES = {ROOT / name: most for name, most in LESSONS.items()} | dict.fromkeys(
-    [*MODULES, ROOT / "measure.py", ROOT / "plot_results.py"], 302)  # at most
+    [*MODULES, ROOT / "measure.py", ROOT / "plot_results.py"], 302
+)  # at most
 
 
 def imported(path) -> list[str]:
@@ -42,8 +64,9 @@ def test_imports_run_one_way(path):
             assert order.index(room) <= order.index(name.split(".")[1]), name
 
 
-@pytest.mark.parametrize("path", sorted(GPT_SPEED.rglob("*.py")),
-                         ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "path", sorted(GPT_SPEED.rglob("*.py")), ids=lambda path: path.relative_to(ROOT).as_posix()
+)
 def test_gpt_speed_needs_nothing_of_this_repository(path):
     ours = {"bench", "patches", "measure", "plot_results"}
     assert ours.isdisjoint(name.split(".")[0] for name in imported(path))

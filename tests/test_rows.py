@@ -24,8 +24,10 @@ def rows(tmp_path):
 def test_medians(rows):
     """Over the rounds, in their order; runs with another seed tell their speed and their loss."""
     memory = {1: 1.0, 2: None, 3: 2.0, 4: 4.0}
-    runs = [dict(name="a", round=k, speed=200.0 + k, loss=8 + k / 8, reserved_gb=memory[k])
-            for k in (3, 1, 4, 2)]
+    runs = [
+        dict(name="a", round=k, speed=200.0 + k, loss=8 + k / 8, reserved_gb=memory[k])
+        for k in (3, 1, 4, 2)
+    ]
     runs += [dict(name="a", round=k, seed=123 + k, speed=50.0, loss=9 + k) for k in memory]
     (row,) = rows(plan_of("a"), runs)
     assert (row.rounds, sorted(row.speeds)) == (4, [50] * 4 + [201, 202, 203, 204])
@@ -35,9 +37,16 @@ def test_medians(rows):
     assert row.record.tok_per_sec == 201  # of the first round, which compiles
 
 
-@pytest.mark.parametrize(("config", "share"), [
-    ({}, 0.1), (dict(matmul_precision="high"), 0.05), (dict(dtype="bfloat16"), 0.025),
-    (dict(dtype="float16"), None), (dict(dtype=None), None)])  # not measured; an old record
+@pytest.mark.parametrize(
+    ("config", "share"),
+    [
+        ({}, 0.1),
+        (dict(matmul_precision="high"), 0.05),
+        (dict(dtype="bfloat16"), 0.025),
+        (dict(dtype="float16"), None),
+        (dict(dtype=None), None),
+    ],
+)  # not measured; an old record
 def test_share_of_this_machines_peak(rows, config, share):
     (row,) = rows(plan_of("a"), rounds_of("a", 100.0, gpu="NVIDIA H100 80GB HBM3", config=config))
     assert row.share_of_peak == (share and pytest.approx(share))
@@ -49,8 +58,9 @@ def test_the_peak_of_several_ranks(tmp_path, machine, share):
     """Of a CPU the ranks share one peak; of GPUs each rank has its own."""
     plan = plan_of("a")
     plan.runs = [plan.runs[0].replace(processes=4)]
-    path = write_journal(tmp_path, "a", plan, rounds_of("a", 100.0, config=dict(world_size=4)),
-                         machine)
+    path = write_journal(
+        tmp_path, "a", plan, rounds_of("a", 100.0, config=dict(world_size=4)), machine
+    )
     (row,) = rows_of(*read_journal(path))
     assert row.share_of_peak == pytest.approx(share)
 
@@ -59,15 +69,30 @@ def test_errors(rows):
     """Of a run that can't run, of one that failed, of one that failed later, told once."""
     plan = plan_of(*"abcd")
     plan.runs[0] = plan.runs[0].replace(error="needs the package x")
-    runs = [dict(name="b", error="out of memory: lower it"), dict(name="c"),
-            dict(name="c", round=2, error="it broke"), dict(name="c", round=3, error="no")]
+    runs = [
+        dict(name="b", error="out of memory: lower it"),
+        dict(name="c"),
+        dict(name="c", round=2, error="it broke"),
+        dict(name="c", round=3, error="no"),
+    ]
     a, b, c, d = rows(plan, runs)
     assert [row.error for row in (a, b, c, d)] == [
-        "needs the package x", "failed: out of memory: lower it", "failed: it broke", None]
+        "needs the package x",
+        "failed: out of memory: lower it",
+        "failed: it broke",
+        None,
+    ]
     assert (c.tok_per_sec, c.rounds, c.reference) == (100, 1, None)
     for row in (a, b, d):
-        assert {row.tok_per_sec, row.val_loss, row.reserved_gb, row.record, row.significance,
-                row.factor, row.share_of_peak} == {None}
+        assert {
+            row.tok_per_sec,
+            row.val_loss,
+            row.reserved_gb,
+            row.record,
+            row.significance,
+            row.factor,
+            row.share_of_peak,
+        } == {None}
 
 
 # ---- Compared
@@ -81,12 +106,16 @@ def test_factors(rows):
     """Over the row before, or the nearest before that with figures; and over the first one: means
     of the rounds' ratios."""
     plan = plan_of("base", "cores", "broken", "last")
-    plan.runs = [run.replace(published=speed)
-                 for run, speed in zip(plan.runs, (100.0, 200.0, 500.0, 800.0), strict=True)]
-    runs = [*rounds_of("base", 100.0, 101.0, 102.0, 103.0),
-            *rounds_of("cores", 103.0, 104.0, 105.0, 106.0, loss=8.25, reserved_gb=2.5),
-            dict(name="broken", error="it broke"),
-            *rounds_of("last", *[418.0] * 4, loss=7.5, reserved_gb=1.25)]
+    plan.runs = [
+        run.replace(published=speed)
+        for run, speed in zip(plan.runs, (100.0, 200.0, 500.0, 800.0), strict=True)
+    ]
+    runs = [
+        *rounds_of("base", 100.0, 101.0, 102.0, 103.0),
+        *rounds_of("cores", 103.0, 104.0, 105.0, 106.0, loss=8.25, reserved_gb=2.5),
+        dict(name="broken", error="it broke"),
+        *rounds_of("last", *[418.0] * 4, loss=7.5, reserved_gb=1.25),
+    ]
     base, cores, broken, last = rows(plan, runs)
     assert (base.reference, base.baseline, base.factor, base.factor_baseline) == (None,) * 4
     assert (base.significance, base.memory_factor, base.loss_difference) == (None,) * 3
@@ -95,7 +124,8 @@ def test_factors(rows):
     assert (broken.factor, broken.published_factor) == (None, 2.5)
     assert (last.reference, last.baseline) == (cores, base)
     assert (last.factor, last.factor_baseline) == pytest.approx(
-        (mean_ratio([418] * 4, range(103, 107)), mean_ratio([418] * 4)))
+        (mean_ratio([418] * 4, range(103, 107)), mean_ratio([418] * 4))
+    )
     assert (last.published_factor, last.published_factor_baseline) == (4.0, 8.0)
     assert (last.loss_difference, last.significance) == (-0.75, "faster")
     assert last.memory_factor == pytest.approx(0.5)
@@ -104,16 +134,20 @@ def test_factors(rows):
 def noisy(*speeds: float) -> list[dict]:
     """Runs of "a", "b" and so on in four rounds, each row with about this speed and noise of its
     own."""
-    return [run for name, speed, noise in zip("abcd", speeds, ((0, 4, -2, 1), (3, 1, 4, 0),
-                                                               (0, 1, 5, -4), (2, 2, 0, 3)),
-                                              strict=False)
-            for run in rounds_of(name, *(speed * (1 + part / 300) for part in noise))]
+    return [
+        run
+        for name, speed, noise in zip(
+            "abcd", speeds, ((0, 4, -2, 1), (3, 1, 4, 0), (0, 1, 5, -4), (2, 2, 0, 3)), strict=False
+        )
+        for run in rounds_of(name, *(speed * (1 + part / 300) for part in noise))
+    ]
 
 
 def of_one_base(*names: str, **settings):
     plan = plan_of(*names, **settings)
-    plan.runs = [run.replace(compared_to=names[0] if run.name != names[0] else None)
-                 for run in plan.runs]
+    plan.runs = [
+        run.replace(compared_to=names[0] if run.name != names[0] else None) for run in plan.runs
+    ]
     return plan
 
 
@@ -137,8 +171,11 @@ def test_interval_and_the_least_that_is_seen(rows):
     low, high = b.interval
     assert low < 1 < b.factor < high and c.interval[0] > 1
     plan.seed_noise = 2
-    runs += [dict(name="a", round=number, seed=123 + number * 2 + k, speed=100.0 + k / 10)
-             for number in range(1, 5) for k in (0, 1)]
+    runs += [
+        dict(name="a", round=number, seed=123 + number * 2 + k, speed=100.0 + k / 10)
+        for number in range(1, 5)
+        for k in (0, 1)
+    ]
     _, more, _ = rows(plan, runs)
     assert more.interval[1] - more.interval[0] < high - low
 
@@ -173,8 +210,12 @@ def test_added_rounds_are_told(tmp_path):
     """Not those that follow a single one, in which nothing can be significant."""
     for planned, says in ((2, "4 rounds (2 planned, 2 added)"), (1, "4 rounds"), (4, "4 rounds")):
         folder, runs = tmp_path / str(planned), noisy(100, 200, 300)
-        write_journal(folder, "a", plan_of(*"abc", rounds=planned),
-                      [run for run in runs if run["round"] <= max(2, planned)])
+        write_journal(
+            folder,
+            "a",
+            plan_of(*"abc", rounds=planned),
+            [run for run in runs if run["round"] <= max(2, planned)],
+        )
         path = write_journal(folder, "a", plan_of(*"abc", rounds=4), runs)
         (measured,) = read_journal(path)
         assert rounds_note(measured, rows_of(measured)) == says
@@ -190,13 +231,18 @@ def test_the_rounds_that_all_rows_have_are_counted(tmp_path):
     assert rounds_note(measured, rows_of(measured)).startswith("2 rounds (some rows 4")
 
 
-@pytest.mark.parametrize(("losses", "noise"), [
-    ([8.0, 8.25, 7.75], 0.5), ([8.0], None), ([8.0, None], None)])
+@pytest.mark.parametrize(
+    ("losses", "noise"), [([8.0, 8.25, 7.75], 0.5), ([8.0], None), ([8.0, None], None)]
+)
 def test_seed_noise(rows, losses, noise):
     """The range of a row's losses, of which there have to be several."""
-    (row,) = rows(plan_of("a"), [
-        dict(name="a", seed=seed, loss=loss or 0, tokens=4096 if loss else 2048)
-        for seed, loss in enumerate(losses, 123)])
+    (row,) = rows(
+        plan_of("a"),
+        [
+            dict(name="a", seed=seed, loss=loss or 0, tokens=4096 if loss else 2048)
+            for seed, loss in enumerate(losses, 123)
+        ],
+    )
     assert row.seed_noise == noise
 
 
@@ -205,8 +251,12 @@ def test_seed_noise(rows, losses, noise):
 
 def test_times_to_a_target(rows):
     """Rounds that reach 8.5 after 3,328 tokens, after 4,096, and never; see test_records.py."""
-    runs = [dict(name="a"), dict(name="a", round=2, loss=8.5, speed=200.0, steps=4),
-            dict(name="a", round=3, loss=9.0, steps=4), dict(name="b", error="it broke")]
+    runs = [
+        dict(name="a"),
+        dict(name="a", round=2, loss=8.5, speed=200.0, steps=4),
+        dict(name="a", round=3, loss=9.0, steps=4),
+        dict(name="b", error="it broke"),
+    ]
     row, broken = rows(plan_of("a", "b"), runs)
     assert [tokens for tokens, _ in row.times_to(8.5)] == [3328, 4096, float("inf")]
     assert (row.tokens_to(8.5), row.seconds_to(8.5)) == (4096, pytest.approx(33.28))
@@ -236,8 +286,10 @@ def test_a_second_start(rows):
 def test_speedup_to_a_target(rows, misses, sign):
     """By pairs of one seed. Where a run misses the target, the speedup is a bound, not tested."""
     plan = of_one_base(*"abc", targets={"best": 7.5}, new_seeds=True)
-    runs = [run | dict(loss=9.0 if run["name"] in misses and run["round"] == 1 else 7.0)
-            for run in noisy(100, 300, 200)]
+    runs = [
+        run | dict(loss=9.0 if run["name"] in misses and run["round"] == 1 else 7.0)
+        for run in noisy(100, 300, 200)
+    ]
     a, b, c = rows(plan, runs)
     speedup = b.speedup(7.5)
     assert speedup.significance == ("not tested" if misses else "faster")
@@ -256,8 +308,11 @@ def test_speedup_to_a_target(rows, misses, sign):
 def test_times_are_paired_in_any_table(rows):
     """Variances of speeds are pooled in a large one."""
     plan = of_one_base(*"abcdef", targets={"best": 7.5})
-    runs = [run for k, name in enumerate("abcdef")
-            for run in rounds_of(name, *(100 + k + 7 * n % 5 for n in range(k, k + 4)), loss=7.0)]
+    runs = [
+        run
+        for k, name in enumerate("abcdef")
+        for run in rounds_of(name, *(100 + k + 7 * n % 5 for n in range(k, k + 4)), loss=7.0)
+    ]
     column = rows(plan, runs)[0].rows.column
     assert column().pooled and not column(7.5).pooled
     assert column().differences.keys() == column(7.5).differences.keys() == set("bcdef")

@@ -83,9 +83,11 @@ class Place:
         study = what[0] if isinstance(what[0], Study) else Toy(*what)
         before = len(self.events("run"))
         self.finished, self.measured = run.run_study(
-            study, self.setup, rounds, resume, deadline and time.monotonic() + deadline)
-        return [(event["name"], event["round"], event["seed"])
-                for event in self.events("run")[before:]]
+            study, self.setup, rounds, resume, deadline and time.monotonic() + deadline
+        )
+        return [
+            (event["name"], event["round"], event["seed"]) for event in self.events("run")[before:]
+        ]
 
 
 @pytest.fixture
@@ -112,15 +114,16 @@ def test_the_order_of_the_runs(monkeypatch, place):
     plan = place.plan(*"abcdef", seed_noise=2)
     ran = place.run(plan, rounds=4)
     rounds = [[(name, seed) for name, number, seed in ran if number == k] for k in range(1, 5)]
-    assert [sorted(jobs) for jobs in rounds] == [sorted([
-        *((name, 123) for name in "abcdef"), ("a", 124 + 2 * k), ("a", 125 + 2 * k)])
-        for k in range(4)]
+    assert [sorted(jobs) for jobs in rounds] == [
+        sorted([*((name, 123) for name in "abcdef"), ("a", 124 + 2 * k), ("a", 125 + 2 * k)])
+        for k in range(4)
+    ]
     names = [[name for name, _ in jobs] for jobs in rounds]
     assert names[1] == names[0][::-1] and names[3] == names[2][::-1]
     assert names[0] != names[2] and sorted(names[0]) != names[0]
     lines = place.path.read_text().splitlines(keepends=True)
     starts = [number for number, line in enumerate(lines) if line.startswith('{"event": "run"')]
-    place.path.write_text("".join(lines[:starts[-3]]))
+    place.path.write_text("".join(lines[: starts[-3]]))
     assert place.run(plan, rounds=4, resume=True) == ran[-3:]
     assert [name for name, *_ in place.run(sizes(place, "abcdef"), rounds=2)] == [*"abcdef"] * 2
 
@@ -136,7 +139,9 @@ def test_rounds(place, plan, capsys):
     assert "round 1: a, seed 124: 100 tok/sec, val loss 8.000" in capsys.readouterr().out
     assert len(place.run(place.plan("a", rounds=3), rounds=2)) == 3  # the plan's own come first
     assert place.run(place.plan("a", new_seeds=True, first_seed=7), rounds=2) == [
-        ("a", 1, 7), ("a", 2, 8)]
+        ("a", 1, 7),
+        ("a", 2, 8),
+    ]
 
 
 def test_a_failed_run_is_not_repeated_until_it_is_resumed(place, plan, capsys):
@@ -160,14 +165,19 @@ def test_resume_repeats_what_is_missing_or_changed(place, plan, capsys):
     assert place.run(plan, rounds=2, resume=True) == [ROUND[2], NEXT[2]]
     assert capsys.readouterr().out.count("changed since, so measured again: b\n") == 2
     assert {(event["name"], event["source_sha256"]) for event in place.events("run")} == {
-        (name, sha256(text)) for name, text in (
-            ("a", b"a"), ("b", b"b"), ("b", b"another script"))}
+        (name, sha256(text)) for name, text in (("a", b"a"), ("b", b"b"), ("b", b"another script"))
+    }
     more = place.plan("a", "b", "c", seed_noise=True)
     assert place.run(more, rounds=1, resume=True) == [("c", 1, 123)]
     assert len({event["id"] for event in place.events("study")}) == 1
     (kept,) = read_journal(place.path)
     assert [result.key for result in kept.results if result.record] == [
-        *ROUND[:2], *NEXT[:2], ROUND[2], NEXT[2], ("c", 1, 123)]
+        *ROUND[:2],
+        *NEXT[:2],
+        ROUND[2],
+        NEXT[2],
+        ("c", 1, 123),
+    ]
 
 
 def test_a_run_that_cannot_run(place, plan):
@@ -190,18 +200,33 @@ def setup(**changes):
     return lambda place: vars(place.setup).update(changes)
 
 
-@pytest.mark.parametrize(("change", "resume", "says"), [
-    (setup(options=["--dropout"]), True, "with other options behind --"),
-    (setup(options=["--dropout"]), None, "with other options behind --"),
-    *((setup(machine=CPU | {name: other}), True,
-       rf"on another machine or PyTorch \({name}: {CPU[name]}, here: {other}\)")
-      for name, other in (("torch", "2.0"), ("threads", 1), ("cpu", "Some CPU of 2027"))),
-    (meta('{"tokens": {"train": 9}}'), True, "with other tokens"),
-    (dict(tokens=1), True, "with other settings: tokens"),
-    (dict(targets={"best": 1.0}), True, "with other settings: targets"),
-    (lambda place: setattr(place.children, "refuses", "unrecognized: --x"), True, "unrecognized"),
-    *((meta(text), False, "meta.json is damaged") for text in ("", '{"tokens": {"train": "x"}}')),
-])
+@pytest.mark.parametrize(
+    ("change", "resume", "says"),
+    [
+        (setup(options=["--dropout"]), True, "with other options behind --"),
+        (setup(options=["--dropout"]), None, "with other options behind --"),
+        *(
+            (
+                setup(machine=CPU | {name: other}),
+                True,
+                rf"on another machine or PyTorch \({name}: {CPU[name]}, here: {other}\)",
+            )
+            for name, other in (("torch", "2.0"), ("threads", 1), ("cpu", "Some CPU of 2027"))
+        ),
+        (meta('{"tokens": {"train": 9}}'), True, "with other tokens"),
+        (dict(tokens=1), True, "with other settings: tokens"),
+        (dict(targets={"best": 1.0}), True, "with other settings: targets"),
+        (
+            lambda place: setattr(place.children, "refuses", "unrecognized: --x"),
+            True,
+            "unrecognized",
+        ),
+        *(
+            (meta(text), False, "meta.json is damaged")
+            for text in ("", '{"tokens": {"train": "x"}}')
+        ),
+    ],
+)
 def test_what_is_refused_leaves_what_was_there(place, plan, change, resume, says):
     place.run(plan)
     before = place.path.read_bytes()
@@ -248,22 +273,29 @@ class Dependent(Toy):
 def test_a_plan_may_depend_on_the_rows_of_the_one_before(place):
     """It goes on where it was interrupted; where the second is older than the first, it starts
     again."""
+
     def study():
         return Dependent(place.plan("a", "b", kind="first", rounds=1), place.plan("a", "b"))
 
     place.children.does["b"] = dict(speed=200)
-    whole = [("a", 1, 123), ("b", 1, 123), ("b", 1, 123), ("b", 2, 123), ("a", 1, 123),
-             ("a", 2, 123)]
+    whole = [
+        ("a", 1, 123),
+        ("b", 1, 123),
+        ("b", 1, 123),
+        ("b", 2, 123),
+        ("a", 1, 123),
+        ("a", 2, 123),
+    ]
     assert place.run(study(), rounds=2) == whole
     assert [(measured.kind, measured.results) for measured in read_journal(place.path)] == [
-        (measured.kind, measured.results) for measured in place.measured]
+        (measured.kind, measured.results) for measured in place.measured
+    ]
     for place.children.stop_at in (2, 3, 5):
         place.path.unlink()
         place.children.calls.clear()
         with pytest.raises(children.Interrupted):
             place.run(study(), rounds=2)
-        assert place.run(study(), rounds=2, resume=True) == whole[
-            place.children.stop_at - 1 :]
+        assert place.run(study(), rounds=2, resume=True) == whole[place.children.stop_at - 1 :]
     first, second = study().made_with
     for plan, id in ((second, "1"), (first, "2")):
         write_journal(place.setup.results, "toy", plan, id=id, data=data_of(place.setup.data))
@@ -278,11 +310,16 @@ def sizes(place, names="abc", **settings):
     return plan
 
 
-@pytest.mark.parametrize(("does", "fails"), [
-    (dict(status="out_of_memory", error="out of memory: lower it"), False),
-    (lambda *_: (1, "", "error: rank 1: out of memory: lower it"), False),  # before its record
-    (lambda *_: (1, "", "error: the text is too short: 9 windows"), False),
-    (lambda *_: (-9, "", ""), False), (lambda *_: (-11, "", ""), True)])
+@pytest.mark.parametrize(
+    ("does", "fails"),
+    [
+        (dict(status="out_of_memory", error="out of memory: lower it"), False),
+        (lambda *_: (1, "", "error: rank 1: out of memory: lower it"), False),  # before its record
+        (lambda *_: (1, "", "error: the text is too short: 9 windows"), False),
+        (lambda *_: (-9, "", ""), False),
+        (lambda *_: (-11, "", ""), True),
+    ],
+)
 def test_larger_ones_are_not_tried(place, does, fails):
     """That a run doesn't fit is a finding; another failure is tried again by a resume."""
     plan = sizes(place)
@@ -294,7 +331,8 @@ def test_larger_ones_are_not_tried(place, does, fails):
     assert run.failed(place.measured[0]) is fails
     place.children.does.clear()
     assert place.run(plan, rounds=2, resume=True) == (
-        [("b", 1, 123), ("c", 1, 123), ("b", 2, 123), ("c", 2, 123)] if fails else [])
+        [("b", 1, 123), ("c", 1, 123), ("b", 2, 123), ("c", 2, 123)] if fails else []
+    )
 
 
 # ---- By which command, and what a run leaves
@@ -325,9 +363,11 @@ def test_dry_run(place, plan, capsys):
 
 def child(code=0, err="", whole=True, hangs=False, **record):
     """What stands in for run_child; it leaves a record if `record` says something of it."""
+
     def run_child(command, environment):
-        name, seed, folder = (command[command.index(option) + 1]
-                              for option in ("--name", "--seed", "--results-dir"))
+        name, seed, folder = (
+            command[command.index(option) + 1] for option in ("--name", "--seed", "--results-dir")
+        )
         if record:
             path = write_record(Path(folder), name, seed=int(seed), **record)
             if not whole:
@@ -341,53 +381,103 @@ def child(code=0, err="", whole=True, hangs=False, **record):
 
 def torchrun_says(**codes: str) -> str:
     """The end of its stderr, by the exit code of each rank; the first one failed first."""
-    parts = [f"""[{place}]:
+    parts = [
+        f"""[{place}]:
   time      : 2026-11-28_20:57:49
   host      : localhost
   rank      : {rank[1:]} (local_rank: {rank[1:]})
   exitcode  : {code}
   error_file: <N/A>
   traceback : Signal 9 (SIGKILL) received by PID 9586
-"""         for place, (rank, code) in enumerate(codes.items())]
-    return (f"{'=' * 54}\nscript.py FAILED\n{'-' * 54}\nFailures:\n{''.join(parts[1:])}{'-' * 54}\n"
-            f"Root Cause (first observed failure):\n{parts[0]}{'=' * 54}\n")
+"""
+        for place, (rank, code) in enumerate(codes.items())
+    ]
+    return (
+        f"{'=' * 54}\nscript.py FAILED\n{'-' * 54}\nFailures:\n{''.join(parts[1:])}{'-' * 54}\n"
+        f"Root Cause (first observed failure):\n{parts[0]}{'=' * 54}\n"
+    )
 
 
 SHUT_DOWN = "W1 api.py:1047] Unable to shutdown process 51 via 15, forcefully exiting via 9\n"
 
 
-@pytest.mark.parametrize(("does", "error", "kind"), [
-    (dict(status="out_of_memory", error="out of memory: x"), "out of memory: x", "out_of_memory"),
-    (dict(status="interrupted"), "interrupted: no reason given", "failed"),
-    (child(0), "it left no record", "failed"),
-    (child(1, "error: no memory\nand more"), "no memory", "failed"),
-    (child(1, "error: the text is too short: 1"), "the text is too short: 1", "too_large"),
-    (child(1, "Traceback:\nZeroDivisionError: 1/0\n"), "ZeroDivisionError: 1/0", "failed"),
-    (child(1, "error: it broke", speed=100), "it broke", "failed"),
-    (child(-6), "ended by signal 6", "failed"),
-    (child(-9, speed=100, whole=False), "ended by signal 9", "too_large"),
-    (child(1, "error: rank 0: out of memory: y", status="failed", error="it broke"),
-     "rank 0: out of memory: y", "out_of_memory"),
-    (child(1, "error: lower it", status="diverged", error="lower it"), "diverged: lower it",
-     "failed"),
-    (child(hangs=True, status="interrupted", error="by a signal"), "ended after 651 s: it hung, or"
-     " is far too slow", "failed"),
-    # Linux has killed rank 1, so that rank 0 lost it.
-    (child(1, torchrun_says(r1="-9 (pid: 52)", r0="-15 (pid: 51)")), "rank 1: ended by signal 9",
-     "too_large"),
-    (child(1, "error: rank 0: closed by peer\n" + torchrun_says(
-        r0="1 (pid: 51)", r1="-9 (pid: 52)"), status="failed", error="closed by peer"),
-     "rank 1: ended by signal 9", "too_large"),
-    (child(1, torchrun_says(r1="-11 (pid: 52)", r0="-15 (pid: 51)")), "rank 1: ended by signal 11",
-     "failed"),
-    # Rank 1 failed; torchrun has killed rank 0, which waited for it.
-    (child(1, "error: rank 1: it broke\n" + SHUT_DOWN + torchrun_says(
-        r1="1 (pid: 52)", r0="-9 (pid: 51)")), "rank 1: it broke", "failed"),
-    (child(1, SHUT_DOWN + torchrun_says(r1="3 (pid: 52)", r0="-9 (pid: 51)")),
-     "rank 1: ended with code 3", "failed"),
-    (dict(steps=4, avg_tok_per_sec=None), "too short for a speed: raise --max-tokens", "failed"),
-    (dict(speed=100), "", "complete"),
-])
+@pytest.mark.parametrize(
+    ("does", "error", "kind"),
+    [
+        (
+            dict(status="out_of_memory", error="out of memory: x"),
+            "out of memory: x",
+            "out_of_memory",
+        ),
+        (dict(status="interrupted"), "interrupted: no reason given", "failed"),
+        (child(0), "it left no record", "failed"),
+        (child(1, "error: no memory\nand more"), "no memory", "failed"),
+        (child(1, "error: the text is too short: 1"), "the text is too short: 1", "too_large"),
+        (child(1, "Traceback:\nZeroDivisionError: 1/0\n"), "ZeroDivisionError: 1/0", "failed"),
+        (child(1, "error: it broke", speed=100), "it broke", "failed"),
+        (child(-6), "ended by signal 6", "failed"),
+        (child(-9, speed=100, whole=False), "ended by signal 9", "too_large"),
+        (
+            child(1, "error: rank 0: out of memory: y", status="failed", error="it broke"),
+            "rank 0: out of memory: y",
+            "out_of_memory",
+        ),
+        (
+            child(1, "error: lower it", status="diverged", error="lower it"),
+            "diverged: lower it",
+            "failed",
+        ),
+        (
+            child(hangs=True, status="interrupted", error="by a signal"),
+            "ended after 651 s: it hung, or is far too slow",
+            "failed",
+        ),
+        # Linux has killed rank 1, so that rank 0 lost it.
+        (
+            child(1, torchrun_says(r1="-9 (pid: 52)", r0="-15 (pid: 51)")),
+            "rank 1: ended by signal 9",
+            "too_large",
+        ),
+        (
+            child(
+                1,
+                "error: rank 0: closed by peer\n"
+                + torchrun_says(r0="1 (pid: 51)", r1="-9 (pid: 52)"),
+                status="failed",
+                error="closed by peer",
+            ),
+            "rank 1: ended by signal 9",
+            "too_large",
+        ),
+        (
+            child(1, torchrun_says(r1="-11 (pid: 52)", r0="-15 (pid: 51)")),
+            "rank 1: ended by signal 11",
+            "failed",
+        ),
+        # Rank 1 failed; torchrun has killed rank 0, which waited for it.
+        (
+            child(
+                1,
+                "error: rank 1: it broke\n"
+                + SHUT_DOWN
+                + torchrun_says(r1="1 (pid: 52)", r0="-9 (pid: 51)"),
+            ),
+            "rank 1: it broke",
+            "failed",
+        ),
+        (
+            child(1, SHUT_DOWN + torchrun_says(r1="3 (pid: 52)", r0="-9 (pid: 51)")),
+            "rank 1: ended with code 3",
+            "failed",
+        ),
+        (
+            dict(steps=4, avg_tok_per_sec=None),
+            "too short for a speed: raise --max-tokens",
+            "failed",
+        ),
+        (dict(speed=100), "", "complete"),
+    ],
+)
 def test_why_a_run_failed(place, capsys, does, error, kind):
     place.children.does["a"] = does
     place.run(place.plan("a"))
@@ -399,12 +489,19 @@ def test_why_a_run_failed(place, capsys, does, error, kind):
     assert capsys.readouterr().err == ""  # every line of the journal is whole
 
 
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
-            "--nproc_per_node=2"]
+TORCHRUN = [
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--local-addr",
+    "127.0.0.1",
+    "--nproc_per_node=2",
+]
 
 
-@pytest.mark.parametrize(("changes", "launcher"), [
-    ({}, []), (dict(torchrun=True, processes=2, cores=2), TORCHRUN)])
+@pytest.mark.parametrize(
+    ("changes", "launcher"), [({}, []), (dict(torchrun=True, processes=2, cores=2), TORCHRUN)]
+)
 def test_command(place, changes, launcher):
     """A run's own options come last; its folders live as long as it does."""
     plan = place.plan("a")
@@ -422,8 +519,13 @@ def test_command(place, changes, launcher):
     (call,) = place.children.calls
     scratch = Path(call.command[-1])
     assert call.command[1 : len(launcher) + 2] == [*launcher, str(place.folder / "a.py")]
-    for option, value in (("--name", "a"), ("--device", "cpu"), ("--seed", "123"),
-                          ("--data", place.setup.data), ("--results-dir", scratch / "results")):
+    for option, value in (
+        ("--name", "a"),
+        ("--device", "cpu"),
+        ("--seed", "123"),
+        ("--data", place.setup.data),
+        ("--results-dir", scratch / "results"),
+    ):
         assert call.command[call.command.index(option) + 1] == str(value)
     assert call.command[-6:-1] == ["--dropout", "0", "--batch-size", "2", "--to"]
     assert not scratch.exists() and scratch.parent == place.folder / "build"
@@ -433,9 +535,15 @@ def test_command(place, changes, launcher):
     assert event["command"].startswith(" ".join(["python", *launcher]))
 
 
-@pytest.mark.parametrize(("cold_rounds", "files"), [
-    # In order a, a with another seed, b; b has the script of a, but other options.
-    (1, [1, 1, 1, 2, 3, 2]), (2, [1, 1, 1, 1, 1, 1]), (0, [1, 2, 1, 3, 4, 2])])
+@pytest.mark.parametrize(
+    ("cold_rounds", "files"),
+    [
+        # In order a, a with another seed, b; b has the script of a, but other options.
+        (1, [1, 1, 1, 2, 3, 2]),
+        (2, [1, 1, 1, 1, 1, 1]),
+        (0, [1, 2, 1, 3, 4, 2]),
+    ],
+)
 def test_compile_cache(place, cold_rounds, files):
     """The rounds that compile anew start with an empty one; other options have another one, and
     none leads out of build/."""
@@ -450,8 +558,9 @@ def test_compile_cache(place, cold_rounds, files):
         return child(speed=100)(command, environment)
 
     plan = place.plan("a", "b", seed_noise=True, cold_rounds=cold_rounds)
-    plan.runs[1] = plan.runs[1].replace(script=plan.runs[0].script, options=(
-        "--weights", "../../../data", "x" * 300))
+    plan.runs[1] = plan.runs[1].replace(
+        script=plan.runs[0].script, options=("--weights", "../../../data", "x" * 300)
+    )
     place.children.does |= dict(a=compile, b=compile)
     place.run(plan, rounds=2)
     assert counts == files and place.meta.exists()
@@ -485,32 +594,50 @@ class Phases(Toy):
 
 def test_an_estimate_is_of_the_whole_study(place, plan, capsys):
     """Of the plans that follow, too, whose runs may depend on the first one's results."""
-    study = Phases(plan, place.plan("c", kind="next", tokens=8192),
-                   place.plan("d", kind="last", rounds=1))
+    study = Phases(
+        plan, place.plan("c", kind="next", tokens=8192), place.plan("d", kind="last", rounds=1)
+    )
     write_journal(place.setup.results, "stages", plan_of("a"))
     run.dry_run(study, place.setup, 2, resume=False)  # runs take 10 s, and little for their tokens
     assert capsys.readouterr().out.endswith("\n13 runs, about 2 min\n")
 
 
-@pytest.mark.parametrize(("limit", "memory", "names"), [
-    (8.0, [], "abcde"),  # nothing is known of it yet
-    (8.0, [1.0], "abcd"), (8.0, [1.0, 1.5, 2.0], "abcde"), (8.0, [1.0, 9.0], "ab"),
-    (8.0, [None], "a"), (None, [1.0, 9.0], "abcde")])
+@pytest.mark.parametrize(
+    ("limit", "memory", "names"),
+    [
+        (8.0, [], "abcde"),  # nothing is known of it yet
+        (8.0, [1.0], "abcd"),
+        (8.0, [1.0, 1.5, 2.0], "abcde"),
+        (8.0, [1.0, 9.0], "ab"),
+        (8.0, [None], "a"),
+        (None, [1.0, 9.0], "abcde"),
+    ],
+)
 def test_what_grows_is_tried_up_to_the_memory(place, limit, memory, names):
     plan = sizes(place, "abcde", memory_limit_gb=limit)
-    measured = measured_with(plan, {run.name: record_events(run.name, reserved_gb=gb)
-                                    for run, gb in zip(plan.runs, memory, strict=False)})
+    measured = measured_with(
+        plan,
+        {
+            run.name: record_events(run.name, reserved_gb=gb)
+            for run, gb in zip(plan.runs, memory, strict=False)
+        },
+    )
     assert set("abcde") - measured.skipped().keys() == {*names}
 
 
 def test_seconds_left(plan):
-    jobs = [Job(run, number, seed) for name, number, seed in ROUND + NEXT
-            for run in plan.runs if run.name == name]
+    jobs = [
+        Job(run, number, seed)
+        for name, number, seed in ROUND + NEXT
+        for run in plan.runs
+        if run.name == name
+    ]
     estimates = {"a": sizing.Length((), 30), "b": sizing.Length((), 50)}
     results = [SimpleNamespace(name="a", seconds=seconds) for seconds in (10, 20, 90)]
     # b is estimated at 50 s, and a took 20 where 30 were estimated; so is what follows.
     assert seconds_left(jobs, results, estimates, 6000) == pytest.approx(
-        4 * 20 + (2 * 50 + 6000) * 20 / 30)
+        4 * 20 + (2 * 50 + 6000) * 20 / 30
+    )
     assert seconds_left(jobs, [], estimates) == 4 * 30 + 2 * 50
     assert [in_words(seconds) for seconds in (89, 150, 7200)] == ["89 s", "2 min", "2.0 h"]
 
@@ -519,8 +646,9 @@ def length(plan, per_step=1024, machine=MACHINE):
     """The options that say so, and the seconds; the machine is twice an A100."""
     (run,) = plan.runs
     config = sizing.GPT2 | dict(batch_size=per_step // run.processes // 1024)
-    found = sizing.lengths_of(plan, setup_of(Path(), machine), {run.name: config},
-                              dict(bfloat16=2 * 312e12))[run.name]
+    found = sizing.lengths_of(
+        plan, setup_of(Path(), machine), {run.name: config}, dict(bfloat16=2 * 312e12)
+    )[run.name]
     return dict(zip(found.options[::2], found.options[1::2], strict=True)), found.seconds
 
 
@@ -535,7 +663,8 @@ def test_length():
     assert length(slow)[0] == {
         "--max-tokens": 10 * 1024,
         "--eval-freq": 9,  # a line after 1, 10, 19 ... steps; 10 reach 10,000 tokens
-        "--epochs": 10**6}  # the tokens alone end the run
+        "--epochs": 10**6,
+    }  # the tokens alone end the run
     assert length(slow)[1] == pytest.approx(40 + 10 * 1024 / 1000)
     assert length(slow, machine=CPU)[1] == pytest.approx(10 + 10 * 1024 / 1000)
     ranks = plan_with(expected=500, processes=4)
@@ -545,12 +674,15 @@ def test_length():
     assert length(ranks, 4096)[0]["--max-tokens"] == 12 * 4096
 
 
-@pytest.mark.parametrize(("machine", "times"), [
-    (MACHINE, 4), (MACHINE | FLOAT32, 4), (CPU, 1), (CPU | FLOAT32, 1)])
+@pytest.mark.parametrize(
+    ("machine", "times"), [(MACHINE, 4), (MACHINE | FLOAT32, 4), (CPU, 1), (CPU | FLOAT32, 1)]
+)
 def test_the_expected_speed_of_several_ranks(machine, times):
     """On GPUs each rank has a peak of its own, on a CPU all share one."""
-    one, four = (sizing.expected_speed(run, PEAK, machine, sizing.GPT2) for run in (
-        Run("a", "a", expected=500.0), Run("a", "a", expected=2000.0, processes=4)))
+    one, four = (
+        sizing.expected_speed(run, PEAK, machine, sizing.GPT2)
+        for run in (Run("a", "a", expected=500.0), Run("a", "a", expected=2000.0, processes=4))
+    )
     assert four == pytest.approx(times * one)
 
 
@@ -558,14 +690,18 @@ def test_scripts_judge_their_options(tmp_path, monkeypatch, forked_children):
     """All in one process; what each trains per step comes back, and isn't asked twice."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr("bench.measure.plan.BUILD", tmp_path / "build")
-    runs = [Run("00", "00", "", ROOT / "00_orig.py"),
-            Run("01", "01", "", ROOT / "01_opt_single_gpu.py", options=("--batch-size", "3")),
-            Run("02", "02", "", ROOT / "02_opt_multi_gpu_ddp.py"), Run("made", "made", "", "01")]
+    runs = [
+        Run("00", "00", "", ROOT / "00_orig.py"),
+        Run("01", "01", "", ROOT / "01_opt_single_gpu.py", options=("--batch-size", "3")),
+        Run("02", "02", "", ROOT / "02_opt_multi_gpu_ddp.py"),
+        Run("made", "made", "", "01"),
+    ]
     setup = setup_of(tmp_path, options=TINY_OPTIONS)
     configs = sizing.configurations(runs, setup)
     assert [config["batch_size"] for config in configs.values()] == [2, 3, 2, 2]
-    assert {(config["context_length"], config["learning_rate"])
-            for config in configs.values()} == {(16, 5e-4)}
+    assert {(config["context_length"], config["learning_rate"]) for config in configs.values()} == {
+        (16, 5e-4)
+    }
     monkeypatch.setattr(processes, "ask", None)
     assert sizing.configurations(runs, setup) == configs
     for option in ("--seed", "-h", "--eval-freq=3"):
@@ -585,12 +721,19 @@ def test_a_child_does_not_outlive_the_tool(tmp_path):
         "signal.signal(signal.SIGTERM, got); signal.signal(signal.SIGINT, got)\n"
         "pathlib.Path('pid').write_text(str(os.getpid()))\n"
         "while not os.path.exists('got'): time.sleep(0.02)\n"
-        "time.sleep(0.3)\n")
-    code = ("import sys; from gpt_speed import children; children.on_signals(children.interrupt)\n"
-            "children.run_child([sys.executable, 'child.py'])")
+        "time.sleep(0.3)\n"
+    )
+    code = (
+        "import sys; from gpt_speed import children; children.on_signals(children.interrupt)\n"
+        "children.run_child([sys.executable, 'child.py'])"
+    )
     tool = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.DEVNULL,
-        env=environment(PYTHONPATH=str(ROOT)), start_new_session=True)
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,
+        env=environment(PYTHONPATH=str(ROOT)),
+        start_new_session=True,
+    )
     pid, end = tmp_path / "pid", time.monotonic() + 60
     while not pid.exists() or not pid.read_text():
         assert time.monotonic() < end and tool.poll() is None
@@ -629,9 +772,14 @@ def is_running(pid: int) -> bool:
     return answer.stdout.strip()[:1] not in ("", "Z")
 
 
-@pytest.mark.parametrize(("does", "linux"), [
-    pytest.param("wait", True, id="it-hangs"), pytest.param("end", True, id="it-ends"),
-    pytest.param("wait", False, id="on-another-unix")])
+@pytest.mark.parametrize(
+    ("does", "linux"),
+    [
+        pytest.param("wait", True, id="it-hangs"),
+        pytest.param("end", True, id="it-ends"),
+        pytest.param("wait", False, id="on-another-unix"),
+    ],
+)
 def test_a_rank_does_not_outlive_its_launcher(tmp_path, monkeypatch, does, linux):
     """Neither one that hangs, nor one whose launcher is gone; its output is that until then."""
     (tmp_path / "rank.py").write_text(RANK)
@@ -665,8 +813,12 @@ def main(place, monkeypatch, capsys):
     def run(*argv):
         options = [str(part) for part in argv]
         if options and options[0] in STUDIES:
-            options[1:1] = ["--data", str(place.setup.data), "--results-dir",
-                            str(place.setup.results)]
+            options[1:1] = [
+                "--data",
+                str(place.setup.data),
+                "--results-dir",
+                str(place.setup.results),
+            ]
         monkeypatch.setattr(sys, "argv", ["measure.py", *options])
         try:
             code = measure.main()
@@ -695,17 +847,23 @@ def test_an_older_python(program):
     assert result.returncode == 1 and result.stderr.startswith("error: needs Python 3.11 ")
 
 
-@pytest.mark.parametrize(("command", "says"), [
-    ("", "COMMAND"), ("climb", "'climb'"), ("ladder --rounds 0", "--rounds: 0 is out of range"),
-    ("ladder --round 1", "unrecognized arguments: --round 1"),
-    ("report --minutes nan", "nan is out of range"),
-    ("ladder --techniques 99", "--techniques 99: '99' isn't within 0-15"),
-    ("variants --names nothing", "no variant 'nothing' of 01"),
-    ("scaling 0,1", "argument 1,2,4: 0 is out of range"),
-    ("sweep batch -- --batch-size 2", "--batch-size is set by the sweep itself"),
-    ("report --studies doctor", "--studies: 'doctor' is none of stages, "),
-    ("report --studies time-to-loss", "--studies: 'time-to-loss' is none of stages, "),
-    ("ladder --resume --dry-run", "nothing to resume in ")])
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("", "COMMAND"),
+        ("climb", "'climb'"),
+        ("ladder --rounds 0", "--rounds: 0 is out of range"),
+        ("ladder --round 1", "unrecognized arguments: --round 1"),
+        ("report --minutes nan", "nan is out of range"),
+        ("ladder --techniques 99", "--techniques 99: '99' isn't within 0-15"),
+        ("variants --names nothing", "no variant 'nothing' of 01"),
+        ("scaling 0,1", "argument 1,2,4: 0 is out of range"),
+        ("sweep batch -- --batch-size 2", "--batch-size is set by the sweep itself"),
+        ("report --studies doctor", "--studies: 'doctor' is none of stages, "),
+        ("report --studies time-to-loss", "--studies: 'time-to-loss' is none of stages, "),
+        ("ladder --resume --dry-run", "nothing to resume in "),
+    ],
+)
 def test_what_is_refused(main, command, says):
     """In one line, and nothing has run."""
     code, out, err = main(*command.split())
@@ -729,8 +887,9 @@ def test_what_the_scripts_refuse(main, monkeypatch, tmp_path):
 
 def test_options_behind_the_dashes_go_to_every_script(main):
     options = ["--model", "gpt2", "--", "--seconds", "3"]
-    code, out, err = main("ladder", "--techniques", "0,2", "--rounds", "1", "--max-tokens", "2048",
-                          "--", *options)
+    code, out, err = main(
+        "ladder", "--techniques", "0,2", "--rounds", "1", "--max-tokens", "2048", "--", *options
+    )
     assert (code, err, len(main.children.calls)) == (0, "", 3)
     for call in main.children.calls:
         assert call.command[-5:] == options
@@ -782,11 +941,26 @@ def test_ladder(tmp_path, number, code):
     journal = tree / "results" / "ladder.jsonl"
     data = write_tokens(tmp_path / "data", train=16 * 6 + 1)  # 6 windows: a batch of 4, none of 8
     # The batch grows with technique 10.
-    command = ["--techniques", "0,3,10", "--rounds", "1", "--max-tokens", "128",
-               "--data", str(data), "--", *TINY]
+    command = [
+        "--techniques",
+        "0,3,10",
+        "--rounds",
+        "1",
+        "--max-tokens",
+        "128",
+        "--data",
+        str(data),
+        "--",
+        *TINY,
+    ]
     with subprocess.Popen(
-            [sys.executable, "measure.py", "ladder", *command], cwd=tree, env=environment(),
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        [sys.executable, "measure.py", "ladder", *command],
+        cwd=tree,
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as child:
         while not child.stdout.readline().startswith("round 1: "):  # of a random order
             assert child.poll() is None, child.stderr.read()
         child.send_signal(number)
@@ -803,8 +977,12 @@ def test_ladder(tmp_path, number, code):
     results = {result.key: result for result in read_journal(journal)[0].results}
     # A failed run is tried again, another one stands.
     assert done == results[done.key] or not done.outcome.complete
-    assert sorted(results) == [("00_orig", 1, 123), ("00_orig", 1, 124),
-                               ("03-fused-adamw", 1, 123), ("10-batch-size", 1, 123)]
+    assert sorted(results) == [
+        ("00_orig", 1, 123),
+        ("00_orig", 1, 124),
+        ("03-fused-adamw", 1, 123),
+        ("10-batch-size", 1, 123),
+    ]
     base, _, adam, batch = (results[key] for key in sorted(results))
     assert adam.record.tok_per_sec > 0 and adam.record.logs[-1]["tokens"] == 128
     assert adam.record.lowest_val_loss == pytest.approx(base.record.lowest_val_loss, abs=1e-4)
@@ -821,16 +999,29 @@ def gpu(tmp_path, monkeypatch):
     """A GPU with so much free memory; the scripts' own batch sizes are 8 and, of b, 32."""
     gpu = Place(tmp_path, monkeypatch, MACHINE)
     gpu.children.answers |= dict(free_memory=[24_100])
-    monkeypatch.setattr(sizing, "configurations", lambda runs, setup: {
-        each.name: dict(batch_size=32 if each.name == "b" else 8, context_length=256, compile=False)
-        for each in runs})
+    monkeypatch.setattr(
+        sizing,
+        "configurations",
+        lambda runs, setup: {
+            each.name: dict(
+                batch_size=32 if each.name == "b" else 8, context_length=256, compile=False
+            )
+            for each in runs
+        },
+    )
     return gpu
 
 
-@pytest.mark.parametrize(("free", "batches"), [
-    ([80_000], {}), ([24_100], {"8": 4, "32": 16}), ([11_900], {"8": 2, "32": 8}),
-    ([39_900, 11_900], {"8": 2, "32": 8}),  # the smaller one of two
-    ([2_500], {"8": 1, "32": 1})])
+@pytest.mark.parametrize(
+    ("free", "batches"),
+    [
+        ([80_000], {}),
+        ([24_100], {"8": 4, "32": 16}),
+        ([11_900], {"8": 2, "32": 8}),
+        ([39_900, 11_900], {"8": 2, "32": 8}),  # the smaller one of two
+        ([2_500], {"8": 1, "32": 1}),
+    ],
+)
 def test_what_fits(gpu, free, batches, capsys):
     """By the committed predictions of 00 and of rung 10."""
     gpu.children.answers["free_memory"] = free
@@ -842,13 +1033,15 @@ def test_what_fits(gpu, free, batches, capsys):
 def test_a_study_fits_its_runs(gpu, capsys):
     """Resumed with the same batch sizes, though less is free then. A run that doesn't fit all the
     same has failed, the others go on, and a line says what to type."""
+
     def batches(*names, resume=False, **settings) -> list[tuple]:
         """What a start runs: (name, batch size or None)."""
         gpu.children.calls.clear()
         gpu.setup.batches = batches_that_fit(gpu.setup, composed=False)
         gpu.run(gpu.plan(*names, **settings), resume=resume)
-        options = [dict(zip(call.command, call.command[1:], strict=False))
-                   for call in gpu.children.calls]
+        options = [
+            dict(zip(call.command, call.command[1:], strict=False)) for call in gpu.children.calls
+        ]
         return [(words["--name"], words.get("--batch-size")) for words in options]
 
     assert batches("a", "b", rounds=1) == [("a", "4"), ("b", "16")]
@@ -861,8 +1054,9 @@ def test_a_study_fits_its_runs(gpu, capsys):
     assert batches("a", stop_at_oom=True) == [("a", None)]
 
 
-@pytest.mark.parametrize(("old", "free", "batches"), [
-    (False, 24_100, (4, 16)), (True, 14_900, (2, 8))])
+@pytest.mark.parametrize(
+    ("old", "free", "batches"), [(False, 24_100, (4, 16)), (True, 14_900, (2, 8))]
+)
 def test_what_make_bench_asks(gpu, monkeypatch, tmp_path, old, free, batches):
     """On a GPU without bfloat16 units 01 and 02 are composed, in build/; as large as that script
     may be, by the committed prediction."""
@@ -892,16 +1086,23 @@ def test_make_bench_starts_what_fits_answers(tmp_path, fails, code, started):
         esac
         """)
     stub.chmod(0o755)
-    done = subprocess.run(["make", "bench", f"PYTHON={stub}"], cwd=ROOT, capture_output=True,
-                          text=True, env=os.environ | dict(MAKEFLAGS="", FAILS=fails))
+    done = subprocess.run(
+        ["make", "bench", f"PYTHON={stub}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | dict(MAKEFLAGS="", FAILS=fails),
+    )
     text = calls.read_text()
     assert done.returncode == code, done.stderr
     assert sum(name in text for name in ("000.py", "001.py", "02_opt_multi_gpu_ddp.py")) == started
     assert ("plot_results.py" in text) is (code == 0)
 
 
-@pytest.mark.parametrize("machine", [
-    dict(capability="7.5", name="Tesla T4") | FLOAT32, dict(name="NVIDIA GeForce RTX 3090")])
+@pytest.mark.parametrize(
+    "machine",
+    [dict(capability="7.5", name="Tesla T4") | FLOAT32, dict(name="NVIDIA GeForce RTX 3090")],
+)
 def test_doctor(gpu, machine):
     """One screen: what the machine is, what it trains in, what fits."""
     gpu.setup.machine = gpu.setup.machine | machine

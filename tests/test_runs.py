@@ -20,14 +20,32 @@ from hypothesis import strategies as st
 
 from bench.measure.records import read_record
 
-LINE = re.compile(r"Ep (\d+), Step (\d{6}), Train: (\d+\.\d{3}), Val: (\d+\.\d{3}),"
-                  r" Step tok/sec: (\d+), Avg tok/sec: (\d+)")
+LINE = re.compile(
+    r"Ep (\d+), Step (\d{6}), Train: (\d+\.\d{3}), Val: (\d+\.\d{3}),"
+    r" Step tok/sec: (\d+), Avg tok/sec: (\d+)"
+)
 START = {"event", "schema", "stage", "time", "config", "data", "environment", "source_sha256"}
 EPOCH = {"event", "epoch", "reserved_gb", "peak_reserved_gb", "sample"}
-END = {"event", "status", "error", "avg_tok_per_sec", "reserved_gb", "peak_reserved_gb",
-       "attention_backend"}
-LOG = {"event", "epoch", "step", "tokens", "train_loss", "val_loss", "step_tok_per_sec",
-       "avg_tok_per_sec", "seconds"}
+END = {
+    "event",
+    "status",
+    "error",
+    "avg_tok_per_sec",
+    "reserved_gb",
+    "peak_reserved_gb",
+    "attention_backend",
+}
+LOG = {
+    "event",
+    "epoch",
+    "step",
+    "tokens",
+    "train_loss",
+    "val_loss",
+    "step_tok_per_sec",
+    "avg_tok_per_sec",
+    "seconds",
+}
 
 
 @pytest.mark.parametrize("stage", [*STAGES[:2], pytest.param(STAGES[2], marks=pytest.mark.slow)])
@@ -41,10 +59,16 @@ def test_output_and_record(stage, bench):
     out = result.stdout
     assert "torch.compile" not in out + result.stderr  # --no-compile is silent
     cuda = re.escape(torch.version.cuda or "n/a")
-    for form in (r"^PyTorch version: \S+$", r"^Device: cpu \(.+\)$", rf"^CUDA version: {cuda}$",
-                 r"^Model: cpu-demo, [\d,]+ parameters$", r"^Record: .+\.jsonl$",
-                 r"^\d+ steps per epoch, 6 in all$", r"^Every effort moves you",
-                 r"^Reserved memory: \d+\.\d{4} GB$"):
+    for form in (
+        r"^PyTorch version: \S+$",
+        r"^Device: cpu \(.+\)$",
+        rf"^CUDA version: {cuda}$",
+        r"^Model: cpu-demo, [\d,]+ parameters$",
+        r"^Record: .+\.jsonl$",
+        r"^\d+ steps per epoch, 6 in all$",
+        r"^Every effort moves you",
+        r"^Reserved memory: \d+\.\d{4} GB$",
+    ):
         assert len(re.findall(form, out, re.M)) == 1, form
     lines = LINE.findall(out)
     assert len(lines) == out.count("Step tok/sec: ") == 4  # nothing but the published form
@@ -55,15 +79,22 @@ def test_output_and_record(stage, bench):
     assert [log["tokens"] for log in logs] == [(log["step"] + 1) * 2 * 16 * ranks for log in logs]
     for line, log in zip(lines, logs, strict=True):
         assert line == (
-            str(log["epoch"]), f"{log['step']:06d}", f"{log['train_loss']:.3f}",
-            f"{log['val_loss']:.3f}", f"{log['step_tok_per_sec']:.0f}",
-            f"{log['avg_tok_per_sec'] or 0:.0f}")
+            str(log["epoch"]),
+            f"{log['step']:06d}",
+            f"{log['train_loss']:.3f}",
+            f"{log['val_loss']:.3f}",
+            f"{log['step_tok_per_sec']:.0f}",
+            f"{log['avg_tok_per_sec'] or 0:.0f}",
+        )
     assert all(log.keys() == LOG for log in logs)
     seconds = [second for log in logs for second in log["seconds"]]
     assert [len(log["seconds"]) for log in logs] == [1, 2, 2, 1] and min(seconds) > 0
     # The average leaves out the first step, and among ranks each first one after an evaluation.
-    steady = [second for log in logs for second in
-              (log["seconds"] if ranks == 1 else log["seconds"][1:] or log["seconds"])][1:]
+    steady = [
+        second
+        for log in logs
+        for second in (log["seconds"] if ranks == 1 else log["seconds"][1:] or log["seconds"])
+    ][1:]
     per_step = 2 * 16 * ranks
     assert math.isclose(logs[-1]["avg_tok_per_sec"], per_step * len(steady) / sum(steady))
 
@@ -81,8 +112,15 @@ def test_output_and_record(stage, bench):
     of_the_model = {"parameters", "flops_per_token", "world_size", "dtype", "matmul_precision"}
     assert config.keys() == (names | of_the_model) - {"data", "results_dir"}
     expected = dict(
-        model="cpu-demo", name=stage, device="cpu", world_size=ranks, batch_size=2,
-        context_length=16, eval_freq=2, eval_windows=2, dtype="float32",
+        model="cpu-demo",
+        name=stage,
+        device="cpu",
+        world_size=ranks,
+        batch_size=2,
+        context_length=16,
+        eval_freq=2,
+        eval_windows=2,
+        dtype="float32",
         vocab_size=50_304 if optimized else 50_257,
         matmul_precision="high" if optimized else "highest",
     ) | ({"compile": False, "dtype_reason": "by --dtype"} if optimized else {})
@@ -117,20 +155,27 @@ class HandClock(SimpleNamespace):
 
     def during(self, function, seconds):
         """`function`, which takes the next of `seconds`."""
+
         def slow(*arguments):
             self.now += next(seconds)
             return function(*arguments)
+
         return slow
 
 
-@pytest.mark.parametrize("stage", [
-    pytest.param(stage, marks=[pytest.mark.slow] * (stage != STAGES[1])) for stage in STAGES])
+@pytest.mark.parametrize(
+    "stage",
+    [pytest.param(stage, marks=[pytest.mark.slow] * (stage != STAGES[1])) for stage in STAGES],
+)
 def test_figures_are_exact_and_of_training_alone(stage, bench, monkeypatch):
     """Two epochs of eight steps of 1 to 16 seconds, between evaluations and samples of an hour."""
     script, clock = bench.stages[stage], HandClock()
     monkeypatch.setattr(script, "time", clock)
-    for name, seconds in (("compute_loss", range(1, 17)), ("evaluate", [3600] * 10),
-                          ("sample", [3600] * 2)):
+    for name, seconds in (
+        ("compute_loss", range(1, 17)),
+        ("evaluate", [3600] * 10),
+        ("sample", [3600] * 2),
+    ):
         function = clock.during(getattr(script, name), iter(seconds))
         monkeypatch.setattr(script, name, function)
     result = bench.main(stage, "--batch-size", 15, "--epochs", 2, "--eval-freq", 5)
@@ -140,15 +185,27 @@ def test_figures_are_exact_and_of_training_alone(stage, bench, monkeypatch):
     record = read_record(path)  # as the tools see it
     # 124 windows make 8 steps an epoch. A line after step 0, every 5 steps, and at an epoch's end.
     assert [(log["epoch"], log["step"]) for log in logs] == [
-        (1, 0), (1, 5), (1, 7), (2, 10), (2, 15)]
+        (1, 0),
+        (1, 5),
+        (1, 7),
+        (2, 10),
+        (2, 15),
+    ]
     assert result.stdout.count("Every effort moves you") == 2
     tokens = 15 * 16
     assert [log["seconds"] for log in logs] == [
-        [1], [2, 3, 4, 5, 6], [7, 8], [9, 10, 11], [12, 13, 14, 15, 16]]
+        [1],
+        [2, 3, 4, 5, 6],
+        [7, 8],
+        [9, 10, 11],
+        [12, 13, 14, 15, 16],
+    ]
     assert [log["step_tok_per_sec"] for log in logs] == pytest.approx(
-        [tokens, 5 * tokens / 20, 2 * tokens / 15, 3 * tokens / 30, 5 * tokens / 70])
+        [tokens, 5 * tokens / 20, 2 * tokens / 15, 3 * tokens / 30, 5 * tokens / 70]
+    )
     assert [log["avg_tok_per_sec"] or 0 for log in logs] == pytest.approx(
-        [0, 5 * tokens / 20, 7 * tokens / 35, 10 * tokens / 65, 15 * tokens / 135])
+        [0, 5 * tokens / 20, 7 * tokens / 35, 10 * tokens / 65, 15 * tokens / 135]
+    )
     assert record.first_step_seconds == 1
     assert clock.now == 100 + 136 + 12 * 3600  # two evaluations a line, a sample an epoch
     low, middle, high = np.percentile([tokens / seconds for seconds in range(3, 17)], [25, 50, 75])
@@ -163,10 +220,17 @@ def test_ranks_agree(bench):
     stand_ins = (
         "def can_compile(model, config):\n    return RANK == 0\n\n\n"
         "def memory_gb(device):\n"
-        "    return dict(reserved_gb=None if RANK else 2.0, peak_reserved_gb=3.0 + RANK)\n\n\n")
+        "    return dict(reserved_gb=None if RANK else 2.0, peak_reserved_gb=3.0 + RANK)\n\n\n"
+    )
     script.write_text(script.read_text().replace("class Run:", f"{stand_ins}class Run:"))
-    result = run_python("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script,
-                        *bench.options("02_opt_multi_gpu_ddp", "--max-steps", 2, "--compile"))
+    result = run_python(
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        script,
+        *bench.options("02_opt_multi_gpu_ddp", "--max-steps", 2, "--compile"),
+    )
     assert result.returncode == 0, result.stderr
     start, *_, epoch, end = bench.record()
     assert start["config"]["compile"] is False
@@ -204,9 +268,20 @@ def test_without_options(bench, monkeypatch):
     for stage in STAGES:
         script = bench.stages[stage]
         config = script.configure([])
-        demo = dict(model="cpu-demo", layers=4, heads=4, width=256, context_length=256,
-                    dropout=0.0, batch_size=2 if stage == "00_orig" else 8, eval_windows=16,
-                    max_tokens=40_960, max_steps=None, epochs=15, device=torch.device("cpu"))
+        demo = dict(
+            model="cpu-demo",
+            layers=4,
+            heads=4,
+            width=256,
+            context_length=256,
+            dropout=0.0,
+            batch_size=2 if stage == "00_orig" else 8,
+            eval_windows=16,
+            max_tokens=40_960,
+            max_steps=None,
+            epochs=15,
+            device=torch.device("cpu"),
+        )
         assert vars(config) | demo == vars(config)
     folders = ["--data", bench.data, "--results-dir", bench.results]
     result = call_main(bench.stages["00_orig"], *folders, "--max-steps", 1, "--context-length", 8)
@@ -218,8 +293,10 @@ def test_without_options(bench, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variables", [
-    dict(TORCH_COMPILE_DISABLE="1"), dict(TORCHDYNAMO_SUPPRESS_ERRORS="1", CXX="/none")])
+@pytest.mark.parametrize(
+    "variables",
+    [dict(TORCH_COMPILE_DISABLE="1"), dict(TORCHDYNAMO_SUPPRESS_ERRORS="1", CXX="/none")],
+)
 def test_without_a_compiler(bench, tmp_path, variables):
     """The record never says that a run was compiled which wasn't."""
     env = environment(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"), **variables)
@@ -243,6 +320,7 @@ def test_mps_is_not_compiled_for_by_default(stages, monkeypatch, capsys, options
 @pytest.fixture
 def copy(bench):
     """A function: a script beside data/prepare.py in a folder without tokens."""
+
     def copy(stage: str):
         (bench.folder / "data").rename(bench.folder / "unused")
         (bench.folder / "data").mkdir()
@@ -259,8 +337,9 @@ def test_the_first_command(copy, tmp_path, stage):
     script = copy(stage)
     ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     launcher, off = (ranks, ["--no-compile"]) if stage == STAGES[2] else ([], [])
-    result = run_python(*launcher, script, "--device", "cpu", "--max-steps", 1, "--eval-windows", 1,
-                        *off)
+    result = run_python(
+        *launcher, script, "--device", "cpu", "--max-steps", 1, "--eval-windows", 1, *off
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count(f"No tokens in {tmp_path}/data: running data/prepare.py\n") == 1
     assert result.stdout.count("the tokens are bytes") == 1  # it ran once, without a network
@@ -290,7 +369,8 @@ def test_of_several_machines_each_prepares_what_it_lacks(bench, tmp_path, monkey
     (home / "data" / "prepare.py").touch()
     config = script.Config(data=script.Config.data)
     for rank, local_rank, expected in (
-        (0, 0, ["prepare", "barrier", "barrier"]), (1, 1, ["barrier", "barrier"]),
+        (0, 0, ["prepare", "barrier", "barrier"]),
+        (1, 1, ["barrier", "barrier"]),
         (4, 0, ["barrier", "prepare", "barrier"]),
     ):
         monkeypatch.setattr(script, "RANK", rank)
@@ -328,16 +408,34 @@ def steps_of(script, windows, batch: int, seed: int, rank: int = 0, ranks: int =
     """The first token of each window in each batch of a rank, as train() orders them."""
     steps = []
     config = SimpleNamespace(
-        batch_size=batch, seed=seed, epochs=1, max_tokens=None, max_steps=None, tokens_per_step=1,
-        eval_freq=10**6, target_loss=0, device=torch.device("cpu"))
+        batch_size=batch,
+        seed=seed,
+        epochs=1,
+        max_tokens=None,
+        max_steps=None,
+        tokens_per_step=1,
+        eval_freq=10**6,
+        target_loss=0,
+        device=torch.device("cpu"),
+    )
     replaced = dict(
-        evaluate=lambda *_: 1.0, make_optimizer=mock.Mock(), now=lambda _: 0.0,
-        prepare_model=lambda model, config: model, backward_and_update=lambda *_: None,
-        compute_loss=lambda model, x_BT, y_BT: steps.append(x_BT[:, 0].tolist()), WORLD_SIZE=ranks,
-        DistributedSampler=partial(script.DistributedSampler, num_replicas=ranks, rank=rank))
+        evaluate=lambda *_: 1.0,
+        make_optimizer=mock.Mock(),
+        now=lambda _: 0.0,
+        prepare_model=lambda model, config: model,
+        backward_and_update=lambda *_: None,
+        compute_loss=lambda model, x_BT, y_BT: steps.append(x_BT[:, 0].tolist()),
+        WORLD_SIZE=ranks,
+        DistributedSampler=partial(script.DistributedSampler, num_replicas=ranks, rank=rank),
+    )
     with mock.patch.multiple(script, **replaced):
-        script.train(None, SimpleNamespace(train=windows, val=windows, tokenizer=None), config,
-                     mock.Mock(), script.now)
+        script.train(
+            None,
+            SimpleNamespace(train=windows, val=windows, tokenizer=None),
+            config,
+            mock.Mock(),
+            script.now,
+        )
     return steps
 
 
@@ -357,7 +455,8 @@ def test_ranks(stages, tokens, context, batch, seed, ranks):
     times = Counter(sum(steps, []))
     passes = -(-8 * batch * ranks // len(windows))
     assert max(times.values()) <= passes and set(times) <= set(
-        range(0, len(windows) * context, context))
+        range(0, len(windows) * context, context)
+    )
     # The first steps that are of one pass alone have no window twice.
     first = len(windows) // (batch * ranks)
     assert all(len({*step}) == batch * ranks for step in steps[:first])

@@ -20,9 +20,15 @@ def scripts() -> Scripts:
     return Scripts()
 
 
-@pytest.mark.parametrize(("text", "numbers"), [
-    (None, list(range(13))), ("0,5-8", [0, 5, 6, 7, 8]), (" 12, 3 - 3,12", [3, 12]),
-    *((text, None) for text in ("", "13", "5-", "8-5", "0,x", "-1"))])
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        (None, list(range(13))),
+        ("0,5-8", [0, 5, 6, 7, 8]),
+        (" 12, 3 - 3,12", [3, 12]),
+        *((text, None) for text in ("", "13", "5-", "8-5", "0,x", "-1")),
+    ],
+)
 def test_chosen_techniques(scripts, text, numbers):
     if numbers:
         assert scripts.select(text, list(range(13))) == numbers
@@ -46,12 +52,15 @@ def test_the_ladder(scripts):
     assert (four.published, four.expected) == (419_259, 419_259)  # as the published ones
 
 
-@pytest.mark.parametrize(("name", "gpus", "label", "figures"), [
-    ("00", 1, "00", (12_525, 12_525)),
-    ("01", 1, "01", (142_156, 142_156)),
-    ("02", 4, "02, 4 ranks", (419_259, 419_259)),
-    ("02", 1, "02, 1 rank", (None, 419_259 / 4)),
-])
+@pytest.mark.parametrize(
+    ("name", "gpus", "label", "figures"),
+    [
+        ("00", 1, "00", (12_525, 12_525)),
+        ("01", 1, "01", (142_156, 142_156)),
+        ("02", 4, "02, 4 ranks", (419_259, 419_259)),
+        ("02", 1, "02, 1 rank", (None, 419_259 / 4)),
+    ],
+)
 def test_the_three_scripts(scripts, name, gpus, label, figures):
     run = scripts.stage(name, gpus)
     assert (run.name + ".py", run.label) == (module.STAGES[name], label)
@@ -64,22 +73,32 @@ def test_variants(scripts):
 
     def labels(**chosen) -> list[str]:
         runs = scripts.variants(base, MACHINE, **chosen)
-        assert {run.compared_to for run in runs[1:]
-                if "--dropout" not in run.label} == {runs[0].name}
+        assert {run.compared_to for run in runs[1:] if "--dropout" not in run.label} == {
+            runs[0].name
+        }
         assert {run.published for run in runs} == {None}
         return [run.label for run in runs]
 
     assert labels(names="step-accumulation, optimizer-muon") == [
-        "01", "step-accumulation --micro-batches 4", "optimizer-muon"]
+        "01",
+        "step-accumulation --micro-batches 4",
+        "optimizer-muon",
+    ]
     group, every = labels(group="loop"), labels()
     assert group == ["01", "loop-accelerate --micro-batches 1", "loop-accelerate --micro-batches 4"]
     assert set(group) < set(every)
-    assert not any(name in label for label in every
-                   for name in (module.COMPILER, module.CHECKPOINTS, "parallel-zero1"))
+    assert not any(
+        name in label
+        for label in every
+        for name in (module.COMPILER, module.CHECKPOINTS, "parallel-zero1")
+    )
     _, run = scripts.variants(base, CPU, names="step-accumulation")
     assert (run.name, run.options, run.script, run.stage) == (
-        "variant-step-accumulation-micro-batches-4", ("--micro-batches", "4"),
-        "step-accumulation", None)
+        "variant-step-accumulation-micro-batches-4",
+        ("--micro-batches", "4"),
+        "step-accumulation",
+        None,
+    )
     for names in ("", "muon", "optimizer-muon,", "parallel-zero1"):  # of 02
         with pytest.raises(UserError, match="no variant .* of 01; there are .*optimizer-muon"):
             labels(names=names)
@@ -87,13 +106,22 @@ def test_variants(scripts):
 
 def test_a_variant_without_dropout_is_compared_to_its_base_without(scripts):
     base, plain, *variants = scripts.variants(
-        scripts.stage("01"), MACHINE,
+        scripts.stage("01"),
+        MACHINE,
         names="memory-budget, memory-budget --memory-budget 0.5 --dropout=0, gc-freeze,"
-              " attention-backend --attention cudnn --dropout 0.125")
+        " attention-backend --attention cudnn --dropout 0.125",
+    )
     assert (plain.script, plain.options, plain.label) == (
-        "01", ("--dropout", "0"), "01 --dropout 0")
+        "01",
+        ("--dropout", "0"),
+        "01 --dropout 0",
+    )
     assert [run.compared_to for run in [plain, *variants]] == [
-        base.name, *3 * [plain.name], base.name, base.name]
+        base.name,
+        *3 * [plain.name],
+        base.name,
+        base.name,
+    ]
     assert scripts.find("memory-budget", MACHINE) == variants[0]
     assert "01 --dropout 0" not in explorer.choices()
 
@@ -105,22 +133,27 @@ def test_variants_of_02(scripts, gpus, error):
     assert error is None or {run.error for run in runs} == {error}
 
 
-@pytest.mark.parametrize(("needs", "machine", "says"), [
-    ("an NVIDIA GPU", MACHINE, None),
-    ("package json, an NVIDIA GPU", CPU, "needs an NVIDIA GPU"),
-    ("package no_such", CPU, "needs package no_such"),
-    ("compute capability 8.9", CPU, None),  # where variants are emulated
-    ("compute capability 8.0", MACHINE, None),
-    ("compute capability 8.9", MACHINE, "needs compute capability 8.9"),
-    # An AMD GPU isn't an NVIDIA one, and its capability is counted in another way.
-    ("an NVIDIA GPU", AMD, "needs an NVIDIA GPU"),
-    ("compute capability 8.9", AMD, "needs compute capability 8.9")])
+@pytest.mark.parametrize(
+    ("needs", "machine", "says"),
+    [
+        ("an NVIDIA GPU", MACHINE, None),
+        ("package json, an NVIDIA GPU", CPU, "needs an NVIDIA GPU"),
+        ("package no_such", CPU, "needs package no_such"),
+        ("compute capability 8.9", CPU, None),  # where variants are emulated
+        ("compute capability 8.0", MACHINE, None),
+        ("compute capability 8.9", MACHINE, "needs compute capability 8.9"),
+        # An AMD GPU isn't an NVIDIA one, and its capability is counted in another way.
+        ("an NVIDIA GPU", AMD, "needs an NVIDIA GPU"),
+        ("compute capability 8.9", AMD, "needs compute capability 8.9"),
+    ],
+)
 def test_lacking(needs, machine, says):
     assert lacking(needs, machine) == says
 
 
 def test_the_three_scripts_may_be_edited(tmp_path, monkeypatch):
     """Only what is made from patches needs scripts that fit them."""
+
     def rebuild_all():
         raise stack.StackError("00_orig.py isn't what the patches make")
 

@@ -6,11 +6,16 @@ from conftest import ROOT, load
 from bench.analysis.stats import POOLED_BASELINE_RUNS, POOLED_ROUNDS, POOLED_ROWS, Column
 
 PROGRAM = load(ROOT / "docs" / "significance.py")
-HEAD, _, *LINES = [[cell.strip() for cell in line.strip("|").split("|")]
-                   for line in (ROOT / "docs" / "significance.md").read_text().splitlines()
-                   if line.startswith("|")]
-CELLS = {(line[0].strip("*"), line[1].strip("*"), noise): text.strip("*")
-         for line in LINES for noise, text in zip(HEAD[2:], line[2:], strict=True)}
+HEAD, _, *LINES = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in (ROOT / "docs" / "significance.md").read_text().splitlines()
+    if line.startswith("|")
+]
+CELLS = {
+    (line[0].strip("*"), line[1].strip("*"), noise): text.strip("*")
+    for line in LINES
+    for noise, text in zip(HEAD[2:], line[2:], strict=True)
+}
 
 
 def test_the_page_has_every_size():
@@ -34,10 +39,17 @@ def test_what_the_rule_uses_holds(line):
             assert false <= PROGRAM.MOST_FALSE and coverage >= PROGRAM.LEAST_COVERAGE
 
 
-@pytest.mark.parametrize(("form", "rows", "rounds", "noise"), [
-    (PROGRAM.PAIRED, 3, 2, "equal"), (PROGRAM.PAIRED, 3, 4, "noisy baseline"),
-    (PROGRAM.PAIRED, 4, 3, "slow runs"), (PROGRAM.POOLED, 6, 3, "unequal"),
-    (PROGRAM.POOLED, 8, 4, "noisy baseline"), (PROGRAM.POOLED, 16, 4, "heavy tails")])
+@pytest.mark.parametrize(
+    ("form", "rows", "rounds", "noise"),
+    [
+        (PROGRAM.PAIRED, 3, 2, "equal"),
+        (PROGRAM.PAIRED, 3, 4, "noisy baseline"),
+        (PROGRAM.PAIRED, 4, 3, "slow runs"),
+        (PROGRAM.POOLED, 6, 3, "unequal"),
+        (PROGRAM.POOLED, 8, 4, "noisy baseline"),
+        (PROGRAM.POOLED, 16, 4, "heavy tails"),
+    ],
+)
 def test_six_cells_again(form, rows, rounds, noise):
     """The page has what the program computes today, within what the random numbers may change."""
     stored = map(float, CELLS[f"{rows} × {rounds}", form, noise].split("; "))
@@ -55,17 +67,22 @@ def test_the_program_has_the_products_rule(rows, rounds, layout):
         form = PROGRAM.POOLED if large else PROGRAM.PAIRED
         estimates, level = PROGRAM.estimated(form, tables, layout)
         for number, (own, claimed) in enumerate(
-                zip(zip(*estimates, strict=True), estimates.claims_TC(level), strict=True)):
+            zip(zip(*estimates, strict=True), estimates.claims_TC(level), strict=True)
+        ):
             logs = [tables.baseline_TKN[number].T, *tables.others_TRN[number][..., None]]
             column = Column(
                 {str(row): dict(enumerate(values.tolist())) for row, values in enumerate(logs)},
-                {str(one): (str(one), str(other))
-                 for one, other in zip(*layout.pairs(rows), strict=True)})
+                {
+                    str(one): (str(one), str(other))
+                    for one, other in zip(*layout.pairs(rows), strict=True)
+                },
+            )
             assert column.pooled == large
             for place, values in enumerate(zip(*own, strict=True), 1):
                 assert column.differences[str(place)] == pytest.approx(values)
             assert column.significant == {
-                str(place) for place, claim in enumerate(claimed, 1) if claim}
+                str(place) for place, claim in enumerate(claimed, 1) if claim
+            }
             claims += len(column.significant)
     assert claims or rounds == 2
 

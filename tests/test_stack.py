@@ -51,8 +51,9 @@ def test_git_applies_the_patches(tmp_path):
     for patch in [PATCHES[0], PATCHES[-1], *VARIANTS]:
         for name in (FIRST, LAST, DDP):
             shutil.copy(ROOT / name, tmp_path)
-        result = subprocess.run(["git", "apply", ROOT / patch.file], cwd=tmp_path,
-                                capture_output=True, text=True)
+        result = subprocess.run(
+            ["git", "apply", ROOT / patch.file], cwd=tmp_path, capture_output=True, text=True
+        )
         assert result.returncode == 0, result.stderr
         assert (tmp_path / f"{patch.base}.py").read_bytes() == scripts[patch.name]
 
@@ -80,8 +81,13 @@ CHANGES = {  # patch: its base, and the line that it changes
 }
 STAGES = ["00_orig", "01-first", "02-second", "03-third", "ddp"]
 EVERY = [*STAGES, "profile", "shard"]
-NEW = {"technique": "a trial", "loss": "unchanged", "hardware": "any", "source": "this test",
-       "text": "A long text. " * 30}
+NEW = {
+    "technique": "a trial",
+    "loss": "unchanged",
+    "hardware": "any",
+    "source": "this test",
+    "text": "A long text. " * 30,
+}
 
 
 def patch_of(file: str, base: str, before: bytes, after: bytes) -> bytes:
@@ -126,8 +132,11 @@ class Tree:
         assert self.files() == before
 
     def files(self) -> dict[str, bytes]:
-        return {path.relative_to(self.root).as_posix(): path.read_bytes()
-                for path in self.root.rglob("*") if path.is_file()}
+        return {
+            path.relative_to(self.root).as_posix(): path.read_bytes()
+            for path in self.root.rglob("*")
+            if path.is_file()
+        }
 
     def edit(self, name: str, old: str, new: str) -> None:
         path = self.root / name
@@ -154,10 +163,17 @@ def tree(tmp_path, monkeypatch, capsys) -> Tree:
 # What the commands show and write.
 
 
-@pytest.mark.parametrize("before, after", [
-    (b"a\n", b"b\na\n"), (b"a\n", b"a\nb\n"), (b"a\nb\n", b"a\n"), (b"a\n", b"b\n"),
-    (b"-- a\n++ a\n", b"++ a\n@@ a\n"), (b"a\n" * 40, b"b\n" + b"a\n" * 38 + b"b\n"),
-])
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        (b"a\n", b"b\na\n"),
+        (b"a\n", b"a\nb\n"),
+        (b"a\nb\n", b"a\n"),
+        (b"a\n", b"b\n"),
+        (b"-- a\n++ a\n", b"++ a\n@@ a\n"),
+        (b"a\n" * 40, b"b\n" + b"a\n" * 38 + b"b\n"),
+    ],
+)
 def test_a_patch_leads_both_ways(before, after):
     file = "patches/01-first.patch"
     patch = stack.Patch(file, patch_of(file, "00_orig", before, after), "00_orig")
@@ -171,9 +187,13 @@ def test_list_and_show(tree):
     rows = [row.split() for row in tree.does("list").splitlines()[1:]]
     assert [row[0] for row in rows] == EVERY[1:]
     assert rows[0][1:] == "changes 00_orig 01-first is done better".split()
-    for name, file in (("2", "patches/02-second.patch"), ("03-third", "patches/03-third.patch"),
-                       ("ddp", "patches/ddp.patch"), ("0", FIRST),
-                       ("profile", "patches/variants/profile.patch")):
+    for name, file in (
+        ("2", "patches/02-second.patch"),
+        ("03-third", "patches/03-third.patch"),
+        ("ddp", "patches/ddp.patch"),
+        ("0", FIRST),
+        ("profile", "patches/variants/profile.patch"),
+    ):
         assert tree.does("show", name) == (tree.root / file).read_text()
     for name in ("4", "second", "variants/profile"):
         tree.refuses("show", name, says=f"no patch '{name}'")
@@ -181,7 +201,8 @@ def test_list_and_show(tree):
 
 def test_write(tree):
     assert tree.does("write", "2", "profile") == (
-        "build/stages/02-second.py\nbuild/stages/variant-profile.py\n")
+        "build/stages/02-second.py\nbuild/stages/variant-profile.py\n"
+    )
     tree.does("write")
     written = {path.name: path.read_bytes() for path in tree.root.glob("build/stages/*")}
     assert written.keys() == {stack.file_of(name) for name in EVERY}
@@ -213,14 +234,17 @@ def test_edit_of_the_real_00_there_and_back(tree):
     tree.refuses("verify", says="docs/epoch_recipe.py isn't what `compose` makes now: python")
 
 
-@pytest.mark.parametrize("file, into, patches, holders", [
-    (FIRST, [], set(), EVERY),
-    (LAST, ["--into", "0"], set(), EVERY),
-    (LAST, ["--into", "2"], {"patches/02-second.patch"}, EVERY[2:]),
-    (DDP, [], {"patches/ddp.patch"}, ["ddp", "shard"]),
-    ("build/stages/02-second.py", [], {"patches/02-second.patch"}, EVERY[2:]),
-    ("build/stages/variant-profile.py", [], {"patches/variants/profile.patch"}, ["profile"]),
-])
+@pytest.mark.parametrize(
+    "file, into, patches, holders",
+    [
+        (FIRST, [], set(), EVERY),
+        (LAST, ["--into", "0"], set(), EVERY),
+        (LAST, ["--into", "2"], {"patches/02-second.patch"}, EVERY[2:]),
+        (DDP, [], {"patches/ddp.patch"}, ["ddp", "shard"]),
+        ("build/stages/02-second.py", [], {"patches/02-second.patch"}, EVERY[2:]),
+        ("build/stages/variant-profile.py", [], {"patches/variants/profile.patch"}, ["profile"]),
+    ],
+)
 def test_edit_reaches_all_that_builds_on_it(tree, file, into, patches, holders):
     """And nothing else."""
     tree.does("write")
@@ -240,8 +264,10 @@ def test_edit_of_01_goes_into_the_patch_of_that_line(tree):
     before = tree.files()
     tree.edit(LAST, "02-second\n", "edited\n")
     for into, says in (
-        ([], "--into NAME.*`new NAME`"), (["ddp"], f"ddp isn't part of {LAST}: edit {DDP}"),
-        (["profile"], "edit variant-profile.py"), (["02-none"], "no patch"),
+        ([], "--into NAME.*`new NAME`"),
+        (["ddp"], f"ddp isn't part of {LAST}: edit {DDP}"),
+        (["profile"], "edit variant-profile.py"),
+        (["02-none"], "no patch"),
         (["1"], "01-first conflicts with another change at line 2\\d"),
     ):
         tree.refuses("refresh", LAST, *(f"--into={name}" for name in into), says=says)
@@ -252,14 +278,20 @@ def test_edit_of_01_goes_into_the_patch_of_that_line(tree):
     tree.refuses("refresh", DDP, "--into", "2", says=f"--into is for edits of {LAST}")
 
 
-@pytest.mark.parametrize("mine, edit, both", [
-    ("alpha(b, c=1)", "alpha(a, c=2)", "alpha(b, c=2)"),  # another word of the line
-    ("alpha(a, c=1)  # why", "alpha(z, c=1)", "alpha(z, c=1)  # why"),
-    ("alpha(b, c=1)", "alpha(z, c=1)", None), ("", "alpha(z, c=1)", None)])
+@pytest.mark.parametrize(
+    "mine, edit, both",
+    [
+        ("alpha(b, c=1)", "alpha(a, c=2)", "alpha(b, c=2)"),  # another word of the line
+        ("alpha(a, c=1)  # why", "alpha(z, c=1)", "alpha(z, c=1)  # why"),
+        ("alpha(b, c=1)", "alpha(z, c=1)", None),
+        ("", "alpha(z, c=1)", None),
+    ],
+)
 def test_words_of_a_line_are_merged(mine, edit, both):
     """By `refresh`; where scripts are composed a line stays a line."""
-    base, ours, theirs = (f"one\n{line}\nthree\n".encode() for line in
-                          ("alpha(a, c=1)", mine, edit))
+    base, ours, theirs = (
+        f"one\n{line}\nthree\n".encode() for line in ("alpha(a, c=1)", mine, edit)
+    )
     if both is None:
         with pytest.raises(stack.Conflict):
             stack.merge(base, ours, theirs, "it", words=True)
@@ -298,8 +330,9 @@ def test_conflict_with_variants_names_them_and_changes_nothing(tree):
     assert tree.holders("line 60\n") == ["profile"] and tree.holders("line 50\n") == ["shard"]
 
 
-@pytest.mark.parametrize("edited, other", [
-    (FIRST, LAST), (LAST, DDP), (FIRST, "build/stages/variant-profile.py")])
+@pytest.mark.parametrize(
+    "edited, other", [(FIRST, LAST), (LAST, DDP), (FIRST, "build/stages/variant-profile.py")]
+)
 def test_second_edited_file_is_refused(tree, edited, other):
     tree.does("write")
     tree.edit(edited, "line 5\n", "edited\n")
@@ -337,9 +370,13 @@ def test_edit_of_01_becomes_a_technique(tree):
     assert stack.load(tree.root)[3].published == (28402.0, 26.2422, 1)
 
 
-@pytest.mark.parametrize("file, next_one, more", [
-    (LAST, "measure.py variants --names data-trial", []),
-    (DDP, "patches/stack.py verify", ["--base", "02"])])
+@pytest.mark.parametrize(
+    "file, next_one, more",
+    [
+        (LAST, "measure.py variants --names data-trial", []),
+        (DDP, "patches/stack.py verify", ["--base", "02"]),
+    ],
+)
 def test_edit_becomes_a_variant(tree, file, next_one, more):
     def variant(name, group="data"):
         return new(name, "--variant", *more, group=group)
@@ -357,25 +394,36 @@ def test_edit_becomes_a_variant(tree, file, next_one, more):
     assert f"Base: {Path(file).stem}\nLoss" in patch and "\nGroup: data\n" in patch
 
 
-@pytest.mark.parametrize("file, pattern, replacement, says", [
-    *(("01-first", *damage) for damage in (
-        (r"(@@ -.*\n) ", r"\1 another ", f"hunk 1 doesn't match {FIRST} at line \\d+ .*`refresh`"),
-        (r"(@@ -\d+),(\d)", r"\1,9\2", "hunk 1 doesn't have the lines"),
-        (r"(@@ -.*) \+\d+,", r"\1 +8,", f"hunk 1 doesn't match {FIRST} at line \\d+"),
-        (r"\n@@ .*", "\n@@ here @@", "hunk 1 doesn't begin with @@"),
-        (r"\Z", "\\\\ No newline at end of file\n", "hunk 1 doesn't have the lines"),
-        (r"\n--- .*", r"\n--- a/x.py", "hunk 1 doesn't begin with @@"),
-        (r"Hardware: .*\n", "", "its header needs Hardware"),
-        (r"Base: .*\n", "Base: ddp\n", "its Base: has to be 00_orig"),
-        ("^", "Published: 27648 tok/sec, 26.2422 GB\n", "its header needs Published: "),
-        (r"Loss: ", "Loss: unchanged\nLoss: ", "its header has Loss: twice"),
-        (r"Source: ", "Sources: ", "its header has Sources: .*unknown"),
-        (r"\n\n(.+\n)+\n", "\n\n", "prose and a blank line"),
-        (r"\n\Z", "\r\n", r"every line has to end with \\n"))),
-    ("variants/profile", "^", "Group: prof\n", "a variant's name has to begin with its Group:"),
-    ("variants/profile", "^", "Needs: luck\n", "its header needs Needs:"),
-    ("02-second", "Base: .*", "Base: 00_orig", "its Base: has to be 01-first"),
-])
+@pytest.mark.parametrize(
+    "file, pattern, replacement, says",
+    [
+        *(
+            ("01-first", *damage)
+            for damage in (
+                (
+                    r"(@@ -.*\n) ",
+                    r"\1 another ",
+                    f"hunk 1 doesn't match {FIRST} at line \\d+ .*`refresh`",
+                ),
+                (r"(@@ -\d+),(\d)", r"\1,9\2", "hunk 1 doesn't have the lines"),
+                (r"(@@ -.*) \+\d+,", r"\1 +8,", f"hunk 1 doesn't match {FIRST} at line \\d+"),
+                (r"\n@@ .*", "\n@@ here @@", "hunk 1 doesn't begin with @@"),
+                (r"\Z", "\\\\ No newline at end of file\n", "hunk 1 doesn't have the lines"),
+                (r"\n--- .*", r"\n--- a/x.py", "hunk 1 doesn't begin with @@"),
+                (r"Hardware: .*\n", "", "its header needs Hardware"),
+                (r"Base: .*\n", "Base: ddp\n", "its Base: has to be 00_orig"),
+                ("^", "Published: 27648 tok/sec, 26.2422 GB\n", "its header needs Published: "),
+                (r"Loss: ", "Loss: unchanged\nLoss: ", "its header has Loss: twice"),
+                (r"Source: ", "Sources: ", "its header has Sources: .*unknown"),
+                (r"\n\n(.+\n)+\n", "\n\n", "prose and a blank line"),
+                (r"\n\Z", "\r\n", r"every line has to end with \\n"),
+            )
+        ),
+        ("variants/profile", "^", "Group: prof\n", "a variant's name has to begin with its Group:"),
+        ("variants/profile", "^", "Needs: luck\n", "its header needs Needs:"),
+        ("02-second", "Base: .*", "Base: 00_orig", "its Base: has to be 01-first"),
+    ],
+)
 def test_damaged_patch_is_refused(tree, file, pattern, replacement, says):
     path = tree.root / "patches" / f"{file}.patch"
     text, count = re.subn(pattern, replacement, path.read_bytes().decode(), count=1)
@@ -429,7 +477,8 @@ def test_all_files_are_written_or_none(tmp_path):
     with pytest.raises(OSError):
         stack.write_all({tmp_path / "first": b"new", tmp_path / "file" / "second": b"new"})
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
-        "first": b"old", "file": b"not a folder"
+        "first": b"old",
+        "file": b"not a folder",
     }
 
 
@@ -448,7 +497,9 @@ def test_renaming_is_not_interrupted(tmp_path, monkeypatch):
         stack.write_all(files)
     assert signal.getsignal(signal.SIGINT) is handler
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
-        "one": b"new", "two": b"new"}
+        "one": b"new",
+        "two": b"new",
+    }
     assert stack.write_all(files) == []
 
 
@@ -457,35 +508,66 @@ def test_renaming_is_not_interrupted(tmp_path, monkeypatch):
 
 # Reviewed: these change the same lines, and would not be right if they were joined.
 CONFLICTS = {
-    ("compile-mode", "embedding-eager"), ("compile-switch", "embedding-eager"),
+    ("compile-mode", "embedding-eager"),
+    ("compile-switch", "embedding-eager"),
     ("precision-fp16", "step-accumulation"),  # every piece's gradients have to be scaled
     *(("profile", f"schedule-{name}") for name in ("cosine", "scaled", "wsd")),
     ("checkpoint-resume", "profile"),
-    *((f"ddp-{name}", f"parallel-{other}") for name in ("compression", "options")
-      for other in ("deepspeed", "sharded")),
-    ("attention-backend", "parallel-sharded"), ("attention-backend", "model-skips"),
+    *(
+        (f"ddp-{name}", f"parallel-{other}")
+        for name in ("compression", "options")
+        for other in ("deepspeed", "sharded")
+    ),
+    ("attention-backend", "parallel-sharded"),
+    ("attention-backend", "model-skips"),
     ("data-workers", "timeout-ranks"),
-    ("loop-accelerate", "precision-fp16"), ("loop-accelerate", "step-accumulation"),
-    *((f"optimizer-{name}", f"parallel-{other}")
-      for name in ("adafactor", "adamw-8bit", "foreach", "muon") for other in ("muon", "zero1")),
-    ("parallel-deepspeed", "precision-fp16"), ("parallel-deepspeed", "step-accumulation"),
+    ("loop-accelerate", "precision-fp16"),
+    ("loop-accelerate", "step-accumulation"),
+    *(
+        (f"optimizer-{name}", f"parallel-{other}")
+        for name in ("adafactor", "adamw-8bit", "foreach", "muon")
+        for other in ("muon", "zero1")
+    ),
+    ("parallel-deepspeed", "precision-fp16"),
+    ("parallel-deepspeed", "step-accumulation"),
     ("parallel-sharded", "precision-float8"),
-    ("memory-offload", "precision-autocast"), ("memory-offload", "precision-fp16"),
+    ("memory-offload", "precision-autocast"),
+    ("memory-offload", "precision-fp16"),
     # Whose head knows neither float8 nor a soft cap; nor does either of these know the other.
-    *((f"head-{name}", other) for name in ("cce", "liger", "pytorch")
-      for other in ("model-mixture", "model-skips", "precision-float8")),
-    ("head-sampled", "precision-float8"), ("model-skips", "precision-float8"),
-    *(("compile-blocks", name) for name in (
-        "embedding-eager", "head-cce", "head-liger", "head-pytorch", "model-mixture",
-        "optimizer-in-backward")),
-    ("loop-accelerate", "optimizer-in-backward"), ("optimizer-in-backward", "precision-fp16"),
+    *(
+        (f"head-{name}", other)
+        for name in ("cce", "liger", "pytorch")
+        for other in ("model-mixture", "model-skips", "precision-float8")
+    ),
+    ("head-sampled", "precision-float8"),
+    ("model-skips", "precision-float8"),
+    *(
+        ("compile-blocks", name)
+        for name in (
+            "embedding-eager",
+            "head-cce",
+            "head-liger",
+            "head-pytorch",
+            "model-mixture",
+            "optimizer-in-backward",
+        )
+    ),
+    ("loop-accelerate", "optimizer-in-backward"),
+    ("optimizer-in-backward", "precision-fp16"),
     ("optimizer-in-backward", "step-accumulation"),
-    *((name, "optimizer-in-backward") for name in (
-        "compile-mode", "compile-switch", "embedding-eager")),
+    *(
+        (name, "optimizer-in-backward")
+        for name in ("compile-mode", "compile-switch", "embedding-eager")
+    ),
 }
 CONFLICTS_WITH_02 = {
-    "compile-blocks", "compile-mode", "compile-switch", "data-on-device", "embedding-eager",
-    "loop-accelerate", "optimizer-in-backward",
+    "compile-blocks",
+    "compile-mode",
+    "compile-switch",
+    "data-on-device",
+    "embedding-eager",
+    "loop-accelerate",
+    "optimizer-in-backward",
 }
 
 
@@ -529,27 +611,69 @@ def test_composed_alone_it_is_the_variant_and_on_02_too(made_once):
     assert conflicts == CONFLICTS_WITH_02
 
 
-@pytest.mark.parametrize(("base", "names", "options"), [
-    ("01", ["step-accumulation", "memory-checkpoint", "optimizer-muon", "precision-autocast",
-            "compile-mode"], ["--micro-batches", "2"]),
-    ("01", ["optimizer-muon", "compile-blocks", "model-modern", "model-skips", "schedule-wsd",
-            "gc-freeze", "memory-budget"], ["--polar-express", "--normuon", "--cautious-decay"]),
-    ("01", ["optimizer-muon", "model-skips", "precision-stochastic", "memory-checkpoint"],
-     ["--dtype", "bfloat16"]),
-    ("02", ["model-modern", "model-skips", "optimizer-muon", "precision-autocast",
-            "schedule-wsd"], []),
-    ("02", ["parallel-muon", "model-skips", "schedule-wsd"], []),
-])
+@pytest.mark.parametrize(
+    ("base", "names", "options"),
+    [
+        (
+            "01",
+            [
+                "step-accumulation",
+                "memory-checkpoint",
+                "optimizer-muon",
+                "precision-autocast",
+                "compile-mode",
+            ],
+            ["--micro-batches", "2"],
+        ),
+        (
+            "01",
+            [
+                "optimizer-muon",
+                "compile-blocks",
+                "model-modern",
+                "model-skips",
+                "schedule-wsd",
+                "gc-freeze",
+                "memory-budget",
+            ],
+            ["--polar-express", "--normuon", "--cautious-decay"],
+        ),
+        (
+            "01",
+            ["optimizer-muon", "model-skips", "precision-stochastic", "memory-checkpoint"],
+            ["--dtype", "bfloat16"],
+        ),
+        (
+            "02",
+            ["model-modern", "model-skips", "optimizer-muon", "precision-autocast", "schedule-wsd"],
+            [],
+        ),
+        ("02", ["parallel-muon", "model-skips", "schedule-wsd"], []),
+    ],
+)
 def test_a_composed_script_trains(tmp_path, base, names, options):
     own = tmp_path / "own.py"
-    result = run_python(ROOT / "patches" / "stack.py", "compose", *names, "--base", base, "--out",
-                        own)
+    result = run_python(
+        ROOT / "patches" / "stack.py", "compose", *names, "--base", base, "--out", own
+    )
     assert result.returncode == 0, result.stderr
     data = write_tokens(tmp_path / "data")
     with mock.patch.dict((script := load(own)).MODELS["cpu-demo"], SMALL), without_bfloat16():
-        result = call_main(script, *TINY, "--device", "cpu", "--data", data, "--results-dir",
-                           tmp_path / "results", "--max-steps", 3, "--no-compile",
-                           *in_float32(script), *options)
+        result = call_main(
+            script,
+            *TINY,
+            "--device",
+            "cpu",
+            "--data",
+            data,
+            "--results-dir",
+            tmp_path / "results",
+            "--max-steps",
+            3,
+            "--no-compile",
+            *in_float32(script),
+            *options,
+        )
     assert result.returncode == 0, result.stderr
     start, *_, end = read_record(tmp_path / "results")
     assert (start["stage"], end["status"]) == ("own", "complete")
@@ -573,8 +697,12 @@ def test_a_missing_package_is_named_in_one_line(tmp_path, capsys, monkeypatch):
     """By `compose`, and by a script that was composed elsewhere."""
     own = tmp_path / "own.py"
     monkeypatch.setattr(stack, "find_spec", lambda name: None)
-    assert stack.main(["compose", "checkpoint-resume", "init-gpt2", "loop-accelerate", "--out",
-                       str(own)]) == 1  # they don't go together
+    assert (
+        stack.main(
+            ["compose", "checkpoint-resume", "init-gpt2", "loop-accelerate", "--out", str(own)]
+        )
+        == 1
+    )  # they don't go together
     capsys.readouterr()
     assert stack.main(["compose", "init-gpt2", "optimizer-adamw-8bit", "--out", str(own)]) == 0
     assert "first: pip install bitsandbytes safetensors\n" in capsys.readouterr().out
@@ -586,17 +714,27 @@ def test_a_missing_package_is_named_in_one_line(tmp_path, capsys, monkeypatch):
 
 def test_a_module_of_the_same_name_elsewhere(tmp_path):
     (tmp_path / "patches.py").write_text("")
-    result = run_python(ROOT / "measure.py", "--help", fork=False,
-                        env=environment(PYTHONPATH=str(tmp_path)))
+    result = run_python(
+        ROOT / "measure.py", "--help", fork=False, env=environment(PYTHONPATH=str(tmp_path))
+    )
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize(("names", "says"), [
-    (["optimizer-muon", "optimizer-adafactor"], "adafactor and optimizer-muon exclude each other"),
-    (["precision-fp16", "no-such"], "no variant 'no-such'; `python patches/stack.py list`"),
-    (["parallel-deepspeed", "optimizer-muon"], "parallel-deepspeed and optimizer-muon exclude"),
-    (["precision-fp16", "step-accumulation"], "step-accumulation conflicts with another change at"),
-])
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (
+            ["optimizer-muon", "optimizer-adafactor"],
+            "adafactor and optimizer-muon exclude each other",
+        ),
+        (["precision-fp16", "no-such"], "no variant 'no-such'; `python patches/stack.py list`"),
+        (["parallel-deepspeed", "optimizer-muon"], "parallel-deepspeed and optimizer-muon exclude"),
+        (
+            ["precision-fp16", "step-accumulation"],
+            "step-accumulation conflicts with another change at",
+        ),
+    ],
+)
 def test_refused(names, says):
     with pytest.raises(stack.StackError, match=says):
         stack.compose(names)
@@ -607,14 +745,21 @@ def test_lines_that_both_sides_add_are_joined():
     base = b"import a\nimport b\nclass Config:\n    x: int = 1\ndef f():\n    return 1\n"
     ours = base.replace(b"import b", b"import c").replace(b"= 1\n", b"= 1\n    y: int = 2\n")
     theirs = base.replace(b"import b\n", b"import b\nimport d\n").replace(
-        b"= 1\n", b"= 1\n    z: int = 3\n")
+        b"= 1\n", b"= 1\n    z: int = 3\n"
+    )
     joined = base.replace(b"import b", b"import c\nimport d").replace(
-        b"= 1\n", b"= 1\n    y: int = 2\n    z: int = 3\n")
+        b"= 1\n", b"= 1\n    y: int = 2\n    z: int = 3\n"
+    )
     assert stack.merge(base, theirs, ours, "it", join=True) == joined
     for line, place in ((b"    x: int = 1", "class Config"), (b"    return 1", "def f")):
         with pytest.raises(stack.Conflict, match=f"it conflicts with another change at .*{place}"):
-            stack.merge(base, base.replace(line, line + b"2"), base.replace(line, line + b"3"),
-                        "it", join=True)
+            stack.merge(
+                base,
+                base.replace(line, line + b"2"),
+                base.replace(line, line + b"3"),
+                "it",
+                join=True,
+            )
     with pytest.raises(stack.Conflict, match="another change at line 2, the imports"):
         stack.merge(base, theirs, ours, "it")
 
@@ -623,11 +768,13 @@ def test_a_run_of_several_variants():
     """Each part with the first of the options that it measures, or all with options of one's own;
     it is the script that `compose` writes."""
     scripts, name = Scripts(), "data-workers+memory-checkpoint+optimizer-adafactor"
-    base, *runs = scripts.variants(scripts.stage("01"), dict(gpus=0),
-                                   names=f"{name}, {name} --workers 4")
+    base, *runs = scripts.variants(
+        scripts.stage("01"), dict(gpus=0), names=f"{name}, {name} --workers 4"
+    )
     assert [run.options for run in runs] == [("--workers", "2"), ("--workers", "4")]
     assert {(run.loss, run.compared_to, run.error) for run in runs} == {
-        ("changes", base.name, None)}
+        ("changes", base.name, None)
+    }
     assert scripts.text(runs[0].script) == stack.compose(name.split("+"))
     assert scripts.find("head-liger+data-workers", dict(gpus=0)).error.startswith("needs ")
     with pytest.raises(UserError, match="no variant 'none' of 01"):
@@ -645,8 +792,14 @@ def test_contributings_clipping_is_of_all_gradients_with_muon_too(tmp_path):
     own = tmp_path / "own.py"
     own.write_bytes(stack.merge(base, edited, muon, "it", join=True))
     script = load(own)
-    config = script.Config(**SMALL, context_length=16, vocab_size=300, dropout=0.0, batch_size=2,
-                           device=torch.device("cpu"))
+    config = script.Config(
+        **SMALL,
+        context_length=16,
+        vocab_size=300,
+        dropout=0.0,
+        batch_size=2,
+        device=torch.device("cpu"),
+    )
     model = script.GPTModel(config)
     optimizer = script.make_optimizer(model, config)
     assert len(optimizer.param_groups) > 1
@@ -657,11 +810,17 @@ def test_contributings_clipping_is_of_all_gradients_with_muon_too(tmp_path):
     assert torch.nn.utils.get_total_norm(gradients).item() == pytest.approx(1, rel=1e-3)
 
 
-@pytest.mark.parametrize(("names", "options"), [
-    (["optimizer-muon", "data-workers", "compile-blocks"],
-     {"--polar-express", "--normuon", "--cautious-decay", "--workers"}),
-    (["ddp-options"], {"--bucket-mb", "--static-graph", "--compile-first"}),
-    (["optimizer-adafactor"], set())])  # other defaults of options that there are
+@pytest.mark.parametrize(
+    ("names", "options"),
+    [
+        (
+            ["optimizer-muon", "data-workers", "compile-blocks"],
+            {"--polar-express", "--normuon", "--cautious-decay", "--workers"},
+        ),
+        (["ddp-options"], {"--bucket-mb", "--static-graph", "--compile-first"}),
+        (["optimizer-adafactor"], set()),
+    ],
+)  # other defaults of options that there are
 def test_the_options_that_variants_add_are_told(tmp_path, capsys, names, options):
     own = tmp_path / "own.py"
     assert stack.main(["compose", *names, "--out", str(own)]) == 0

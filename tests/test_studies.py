@@ -41,8 +41,12 @@ from patches import stack
 STUDIES = all_studies()
 SCRIPTS = Scripts()
 GPUS = MACHINE | dict(gpus=4)
-CASES = [(name, line, machine) for name, study in STUDIES.items()
-         for line in study.in_report or [""] for machine in (CPU, GPUS)]
+CASES = [
+    (name, line, machine)
+    for name, study in STUDIES.items()
+    for line in study.in_report or [""]
+    for machine in (CPU, GPUS)
+]
 LONG = "A processor whose name is longer than what a title of a picture has room for @ 2.70GHz"
 H100 = "NVIDIA H100 80GB HBM3"
 FIRST, LAST, DDP = "00_orig", "01_opt_single_gpu", "02_opt_multi_gpu_ddp"
@@ -53,8 +57,11 @@ PICTURES = {"ladder", "stages", "time-to-loss", "variants", "variants-parallel"}
 def defaults():
     """The published settings, without a process that asks the scripts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "configurations", lambda runs, *_: {
-            run.name: dict(batch_size=8, learning_rate=5e-4) for run in runs})
+        patch.setattr(
+            search,
+            "configurations",
+            lambda runs, *_: {run.name: dict(batch_size=8, learning_rate=5e-4) for run in runs},
+        )
         yield
     plt.close("all")
 
@@ -116,8 +123,11 @@ def test_tables(case):
         return  # its tables are of what a run leaves besides
     assert [measured.kind for measured, _ in case.found] == list(plans)
     for measured, rows in case.found:
-        plan, text, others = (plans[measured.kind], text_of(study, measured),
-                              excerpts_of(study, measured))
+        plan, text, others = (
+            plans[measured.kind],
+            text_of(study, measured),
+            excerpts_of(study, measured),
+        )
         assert all(name.startswith(study.name) for name in others)
         assert [row.run.name for row in rows] == [run.name for run in plan.runs]
         for row in rows:
@@ -131,7 +141,8 @@ def test_tables(case):
         for error in errors:
             assert error in text
             assert study.name == "stages" or any(  # which shows only what came to its end
-                error in other for other in others.values())
+                error in other for other in others.values()
+            )
 
 
 def test_pictures(case):
@@ -139,8 +150,9 @@ def test_pictures(case):
         figure = case.study.picture(measured, rows)
         name = picture_name(case.study.name, measured.kind)
         needed = rows if name == "stages" else rows[1:]
-        assert bool(figure) == (name in PICTURES and (
-            bool(measured.plan.targets) or any(row.speeds for row in needed)))
+        assert bool(figure) == (
+            name in PICTURES and (bool(measured.plan.targets) or any(row.speeds for row in needed))
+        )
         if figure:
             assert picture_bytes(figure).startswith(b"\x89PNG")
             shown(figure)
@@ -156,7 +168,10 @@ def test_the_ladder_and_its_length(tmp_path):
     assert (last.name, last.processes, last.published) == (DDP, 4, 419_259)
     plan = plan_for(tmp_path, "ladder", "--techniques 0,5-6")
     assert [(run.name, run.compared_to) for run in plan.runs] == [
-        (FIRST, None), ("05-bfloat16", FIRST), ("06-native-layers", "05-bfloat16")]
+        (FIRST, None),
+        ("05-bfloat16", FIRST),
+        ("06-native-layers", "05-bfloat16"),
+    ]
     setup = setup_for(tmp_path, "ladder")
     setup.args.max_tokens = 99
     (plan,) = STUDIES["ladder"].plans(setup)
@@ -172,9 +187,16 @@ def test_leave_one_out(tmp_path):
     assert SCRIPTS.text(last.script) == SCRIPTS.patched["14-chunked-head"]
 
 
-@pytest.mark.parametrize(("techniques", "machine", "credits"), [
-    ("0,1,3", CPU, [[1], [2, 3]]), ("0,3", CPU, [[1, 2, 3]]), ("2-3", CPU, [[3]]),
-    ("11,13", CPU, [[12, 13]]), ("11,13", MACHINE, [[13]])])  # technique 12 is for CPUs alone
+@pytest.mark.parametrize(
+    ("techniques", "machine", "credits"),
+    [
+        ("0,1,3", CPU, [[1], [2, 3]]),
+        ("0,3", CPU, [[1, 2, 3]]),
+        ("2-3", CPU, [[3]]),
+        ("11,13", CPU, [[12, 13]]),
+        ("11,13", MACHINE, [[13]]),
+    ],
+)  # technique 12 is for CPUs alone
 def test_whose_factor_it_is(tmp_path, techniques, machine, credits):
     """A technique is credited with its own factor alone: in tables, pictures and audits."""
     study = STUDIES["ladder"]
@@ -195,8 +217,14 @@ def test_whose_factor_it_is(tmp_path, techniques, machine, credits):
 def test_ladder_without_a_common_round(tmp_path):
     """The lines of the baseline's later rounds, and of technique 2's first one, are damaged."""
     lost = {FIRST: (2, 3, 4), "02-tensor-cores": (1,)}
-    measured, rows = measure(tmp_path, "ladder", "--techniques 0-2", runs_of=lambda plan: [
-        run for run in speeds_of(plan) if run["round"] not in lost.get(run["name"], ())])
+    measured, rows = measure(
+        tmp_path,
+        "ladder",
+        "--techniques 0-2",
+        runs_of=lambda plan: [
+            run for run in speeds_of(plan) if run["round"] not in lost.get(run["name"], ())
+        ],
+    )
     assert rows[1].factor_baseline and rows[2].factor and not rows[2].factor_baseline
     assert shown(STUDIES["ladder"].picture(measured, rows))
 
@@ -204,18 +232,29 @@ def test_ladder_without_a_common_round(tmp_path):
 def test_ladder_picture(tmp_path):
     """Its title says how much faster it is; a name that is too long; no baseline."""
     study, failed = STUDIES["ladder"], dict(error="out of memory: lower --batch-size and so on")
-    measured, rows = measure(tmp_path, "ladder", "--techniques 0-10", machine=CPU | dict(name=LONG),
-                             runs_of=lambda plan: [
-                                 run | (failed if run["name"] == "07-flash-attention" else {})
-                                 for run in speeds_of(plan)])
+    measured, rows = measure(
+        tmp_path,
+        "ladder",
+        "--techniques 0-10",
+        machine=CPU | dict(name=LONG),
+        runs_of=lambda plan: [
+            run | (failed if run["name"] == "07-flash-attention" else {}) for run in speeds_of(plan)
+        ],
+    )
     texts = shown(study.picture(measured, rows))
-    assert {"102 tok/sec", "1.12×", "techniques 7 to \u20078",
-            "failed: out of memory: lower --batch-siz"} <= set(texts)
+    assert {
+        "102 tok/sec",
+        "1.12×",
+        "techniques 7 to \u20078",
+        "failed: out of memory: lower --batch-siz",
+    } <= set(texts)
     title = f"{rows[-1].factor_baseline:.1f}× faster: cpu-demo on {LONG[:59]}…, 2 cores"
     assert any(" ".join(text.split()).startswith(title) for text in texts)
-    measured = measured_with(measured.plan, {
-        run.name: record_events(run.name, 100.0) for run in measured.plan.runs[1:]} | {
-        FIRST: "ended by signal 9"})
+    measured = measured_with(
+        measured.plan,
+        {run.name: record_events(run.name, 100.0) for run in measured.plan.runs[1:]}
+        | {FIRST: "ended by signal 9"},
+    )
     assert study.picture(measured, rows_of(measured)) is None
 
 
@@ -225,27 +264,38 @@ def test_groups_of_variants(tmp_path):
         first, *others = plan_for(tmp_path, "variants", group).runs
         assert first.script == base and all(run.script.startswith(group) for run in others)
     assert all(SCRATCH in run.options for run in others)
-    for machine, name, options in ((CPU, "8", ()), (MACHINE, "32", ("--tf32", "True")),
-                                   (MACHINE | dict(capability="7.5"), "32", ())):
+    for machine, name, options in (
+        (CPU, "8", ()),
+        (MACHINE, "32", ("--tf32", "True")),
+        (MACHINE | dict(capability="7.5"), "32", ()),
+    ):
         _, plain, mixed, *_ = plan_for(tmp_path, "variants", "trainer", machine).runs
         assert plain.options[-1] == name and mixed.options[2:] == ("--bf16", *options)
     assert {run.script for run in plan_for(tmp_path, "variants").runs}.isdisjoint(
-        {"compile-mode", "checkpoint-resume"})
+        {"compile-mode", "checkpoint-resume"}
+    )
     with pytest.raises(UserError, match="^--names and a group"):
         plan_for(tmp_path, "variants", "ddp --names optimizer-muon")
 
 
-@pytest.mark.parametrize(("names", "label"), [
-    ("data-workers --workers 2, data-workers --workers=2", "data-workers --workers 2"),
-    ("gc-freeze+optimizer-muon,optimizer-muon+gc-freeze", "gc-freeze+optimizer-muon")])
+@pytest.mark.parametrize(
+    ("names", "label"),
+    [
+        ("data-workers --workers 2, data-workers --workers=2", "data-workers --workers 2"),
+        ("gc-freeze+optimizer-muon,optimizer-muon+gc-freeze", "gc-freeze+optimizer-muon"),
+    ],
+)
 def test_a_variant_is_measured_once(tmp_path, capsys, names, label):
     """And two of one name are refused: the journal couldn't tell the one from the other."""
     plan = next(STUDIES["variants"].plans(setup_of(tmp_path, names=names)))
     assert [run.label for run in plan.runs[1:]] == [label]
     assert "asked for twice, and taken once: " in capsys.readouterr().err
     with pytest.raises(UserError, match="both be called variant-data-workers-workers-2"):
-        next(STUDIES["variants"].plans(setup_of(
-            tmp_path, names="data-workers --workers 2,data-workers --workers -2")))
+        next(
+            STUDIES["variants"].plans(
+                setup_of(tmp_path, names="data-workers --workers 2,data-workers --workers -2")
+            )
+        )
 
 
 def test_sweeps(tmp_path):
@@ -255,36 +305,57 @@ def test_sweeps(tmp_path):
     assert [run.requires for run in plan.runs[1:]] == [run.name for run in plan.runs[:-1]]
     plan = plan_for(tmp_path, "sweep", "context", MACHINE)
     assert [run.label for run in plan.runs[::6]] == [
-        "context 256, batch 128", "context 16384, batch 2"]
+        "context 256, batch 128",
+        "context 16384, batch 2",
+    ]
     assert plan.runs[-1].options == ("--context-length", "16384", "--batch-size", "2")
     with pytest.raises(UserError, match="^--batch-size is set by the sweep itself"):
         plan_for(tmp_path, "sweep", "context", options=["--batch-size=4"])
 
 
-@pytest.mark.parametrize(("memory", "errors"), [
-    *(([1.0, gb], [None, None, "not tried: by the memory of batch 2 it would take more than half of"
-                   " the RAM"]) for gb in (2.5, None)),
-    ([1.0, "out of memory"], [None, "failed: out of memory"])])
+@pytest.mark.parametrize(
+    ("memory", "errors"),
+    [
+        *(
+            (
+                [1.0, gb],
+                [
+                    None,
+                    None,
+                    "not tried: by the memory of batch 2 it would take more than half of the RAM",
+                ],
+            )
+            for gb in (2.5, None)
+        ),
+        ([1.0, "out of memory"], [None, "failed: out of memory"]),
+    ],
+)
 def test_nothing_larger_than_what_does_not_fit(tmp_path, memory, errors):
     study, plan = STUDIES["sweep"], plan_for(tmp_path, "sweep", "batch")
     assert plan.memory_limit_gb == 4.0
-    measured = measured_with(plan, {
-        run.name: gb if isinstance(gb, str) else record_events(run.name, reserved_gb=gb)
-        for run, gb in zip(plan.runs, memory, strict=False)})
+    measured = measured_with(
+        plan,
+        {
+            run.name: gb if isinstance(gb, str) else record_events(run.name, reserved_gb=gb)
+            for run, gb in zip(plan.runs, memory, strict=False)
+        },
+    )
     for row, error in zip(rows_of(measured), errors, strict=False):
         assert row.error == error or row.error.startswith(error)
     lines = rows_of_text(text_of(study, measured))
     assert len(lines) == len(errors) and lines[-1][1].startswith(errors[-1])
 
 
-@pytest.mark.parametrize(("gpus", "ranks", "published"), [
-    (0, 2, None), (1, 1, None), (4, 4, 419_259)])
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "published"), [(0, 2, None), (1, 1, None), (4, 4, 419_259)]
+)
 def test_stages(tmp_path, gpus, ranks, published):
     """The scripts as they stand; in a report on a GPU one epoch, unless their length is set."""
     setup = setup_for(tmp_path, "stages", machine=MACHINE | dict(gpus=gpus) if gpus else CPU)
     plan = next(STUDIES["stages"].plans(setup))
     assert [run.script for run in plan.runs] == [
-        ROOT / name for name in (stack.FIRST, stack.LAST, stack.DDP)]
+        ROOT / name for name in (stack.FIRST, stack.LAST, stack.DDP)
+    ]
     assert [run.compared_to for run in plan.runs] == [None, FIRST, LAST]
     assert [run.published for run in plan.runs] == [12_525, 142_156, published]
     assert (plan.runs[2].processes, plan.runs[2].torchrun) == (ranks, True)
@@ -308,23 +379,38 @@ def test_batches_of_composed_scripts(tmp_path, monkeypatch):
 def test_latest_complete_runs(tmp_path, capsys):
     """By hand or in the journal; runs that did not complete are counted, damaged ones named."""
     plan = plan_for(tmp_path, "stages")
-    write_journal(tmp_path, "stages", plan, [
-        dict(name=FIRST, speed=1500.0, start=dict(time="20260103T000000Z")),
-        dict(name=LAST, speed=4000.0, start=dict(time="20260101T000000Z")),
-        dict(name=DDP, error="it broke")])
+    write_journal(
+        tmp_path,
+        "stages",
+        plan,
+        [
+            dict(name=FIRST, speed=1500.0, start=dict(time="20260103T000000Z")),
+            dict(name=LAST, speed=4000.0, start=dict(time="20260101T000000Z")),
+            dict(name=DDP, error="it broke"),
+        ],
+    )
     write_record(tmp_path, FIRST, "20260102T000000Z", speed=1000.0)
     write_record(tmp_path, FIRST, "20260104T000000Z", speed=9999.0, status="interrupted")
-    write_record(tmp_path, LAST, "20260102T000000Z", speed=4500.0, steps=5,
-                 config=dict(batch_size=8))
+    write_record(
+        tmp_path, LAST, "20260102T000000Z", speed=4500.0, steps=5, config=dict(batch_size=8)
+    )
     write_record(tmp_path, f"{LAST}-precision-fp16", speed=1.0)  # older, of the same script
     write_record(tmp_path, LAST, "20260103T000000Z", avg_tok_per_sec=None, steps=4)
-    write_record(tmp_path, DDP, speed=400_000.0, gpu=H100, reserved_gb=None,
-                 config=dict(world_size=2, batch_size=32))
+    write_record(
+        tmp_path,
+        DDP,
+        speed=400_000.0,
+        gpu=H100,
+        reserved_gb=None,
+        config=dict(world_size=2, batch_size=32),
+    )
     write_record(tmp_path, "03_fused_adamw", "20260109T000000Z")  # none of the three
     text = write_record(tmp_path, FIRST, "20260106T000000Z", speed=7777.0).read_text()
     (tmp_path / f"{FIRST}-20260106T000000Z-1.jsonl").write_text(text[:-30])  # killed
-    for old, new in (('"val_loss": 7.0', '"val_loss": "seven"'),
-                     ('"context_length": 256', '"context_length": "many"')):
+    for old, new in (
+        ('"val_loss": 7.0', '"val_loss": "seven"'),
+        ('"context_length": 256', '"context_length": "many"'),
+    ):
         (tmp_path / f"00_damaged-{len(old)}.jsonl").write_text(text.replace(old, new))
     summary = markdown(stages.scripts_table(stages.latest_runs(tmp_path)))
     out, err = capsys.readouterr()
@@ -333,34 +419,67 @@ def test_latest_complete_runs(tmp_path, capsys):
     cells = {(line[0], line[2]): line[1:] for line in rows_of_text(summary)}
     assert len(cells) == 3
     assert cells["Some CPU", "00 original, batch 4"] == [
-        "cpu-demo / 256", "00 original, batch 4", "1,500", "1.00", "1,500–1,500", "1.25", "n/a",
-        "7.000"]
+        "cpu-demo / 256",
+        "00 original, batch 4",
+        "1,500",
+        "1.00",
+        "1,500–1,500",
+        "1.25",
+        "n/a",
+        "7.000",
+    ]
     assert cells["Some CPU", "01 optimized, batch 8"][2:4] == ["4,500", "3.00"]
     # No 00 in this group: no factor. MFU: of two GPUs' 989e12 FLOP/s.
     assert cells[H100, "02 DDP × 2, batch 32"][2:] == [
-        "400,000", "n/a", "400,000–400,000", "n/a", "20.2%", "7.000"]
+        "400,000",
+        "n/a",
+        "400,000–400,000",
+        "n/a",
+        "20.2%",
+        "7.000",
+    ]
 
 
 def test_scripts_beside_the_published_ones(tmp_path):
     """Also of another text, of runs that differ in length, and where memory isn't known; the
     published figures stand alone where nothing is measured."""
     assert [line[2:5] for line in rows_of_text(markdown(stages.scripts_table([])))] == [
-        ["00 original", "12,525", "1.00"], ["01 optimized", "142,156", "11.35"],
-        ["02 DDP × 4", "419,259", "33.47"]]
+        ["00 original", "12,525", "1.00"],
+        ["01 optimized", "142,156", "11.35"],
+        ["02 DDP × 4", "419,259", "33.47"],
+    ]
     for day, (gpu, speed) in enumerate(((None, 1000), (LONG, 100_000)), 1):
         for factor, stage in enumerate((FIRST, LAST, DDP), 1):
-            write_record(tmp_path, stage, f"2026020{day}T000000Z", speed=speed * factor**4.0,
-                         gpu=gpu, config=dict(world_size=2 if stage == DDP else 1))
-    write_record(tmp_path, LAST, "20260108T000000Z", start=dict(data=dict(
-        corpus="x" * 99, tokenizer="bytes")))
+            write_record(
+                tmp_path,
+                stage,
+                f"2026020{day}T000000Z",
+                speed=speed * factor**4.0,
+                gpu=gpu,
+                config=dict(world_size=2 if stage == DDP else 1),
+            )
+    write_record(
+        tmp_path,
+        LAST,
+        "20260108T000000Z",
+        start=dict(data=dict(corpus="x" * 99, tokenizer="bytes")),
+    )
     write_record(tmp_path, LAST, "20260203T000000Z", speed=16_000.0, steps=40)
     write_record(tmp_path, FIRST, "20260109T000000Z", gpu="$x_1$", reserved_gb=None)
-    assert {"Some CPU: cpu-demo / 256", "16,000  (16.00×)",
-            "8,100,000  (81.00×)", "1.25", "01 optimized, batch 4,\n40,960 tokens", "02 DDP × 4",
-            "419,259  (33.47×)", "26.26", "n/a", "$x_1$: cpu-demo / 256",
-            f"{LONG[:59]}…: cpu-demo / 256",
-            f"Some CPU: cpu-demo / 256, {'x' * 59}…, its\ntokens bytes",
-            } <= set(shown(stages.draw_scripts(stages.latest_runs(tmp_path))))
+    assert {
+        "Some CPU: cpu-demo / 256",
+        "16,000  (16.00×)",
+        "8,100,000  (81.00×)",
+        "1.25",
+        "01 optimized, batch 4,\n40,960 tokens",
+        "02 DDP × 4",
+        "419,259  (33.47×)",
+        "26.26",
+        "n/a",
+        "$x_1$: cpu-demo / 256",
+        f"{LONG[:59]}…: cpu-demo / 256",
+        f"Some CPU: cpu-demo / 256, {'x' * 59}…, its\ntokens bytes",
+    } <= set(shown(stages.draw_scripts(stages.latest_runs(tmp_path))))
 
 
 def test_scaling(tmp_path):
@@ -368,7 +487,11 @@ def test_scaling(tmp_path):
     of the speedup, divided by the processes."""
     plan = plan_for(tmp_path, "scaling", "4,1,2")
     assert [(run.label, run.processes, run.cores) for run in plan.runs] == [
-        ("01", 1, 1), ("02, 1 process", 1, 1), ("02, 2 processes", 2, 2), ("02, 4 processes", 4, 4)]
+        ("01", 1, 1),
+        ("02, 1 process", 1, 1),
+        ("02, 2 processes", 2, 2),
+        ("02, 4 processes", 4, 4),
+    ]
     assert [run.error for run in plan.runs] == [None] * 3 + ["needs 4 cores"]
     assert {run.torchrun for run in plan.runs[1:]} == {True}
     on_gpus = plan_for(tmp_path, "scaling", "1,2,4", MACHINE | dict(gpus=2)).runs
@@ -377,8 +500,16 @@ def test_scaling(tmp_path):
         with pytest.raises((ValueError, ArgumentTypeError)):
             numbers(sizes)
     speeds = [2 * [990.0, 1010.0], 4 * [900.0], 2 * [1500.0, 2000 / 1.1]]
-    write_journal(tmp_path, "scaling", plan, [run for row, own in zip(
-        plan.runs, speeds, strict=False) for run in rounds_of(row.name, *own)])
+    write_journal(
+        tmp_path,
+        "scaling",
+        plan,
+        [
+            run
+            for row, own in zip(plan.runs, speeds, strict=False)
+            for run in rounds_of(row.name, *own)
+        ],
+    )
     ((measured, rows),) = found_in(tmp_path, "scaling")
     cells = cells_of(text_of(STUDIES["scaling"], measured))
     low, high = (factor / 2 for factor in rows[2].interval)
@@ -388,12 +519,17 @@ def test_scaling(tmp_path):
 
 
 def test_kinds_of_operations():
-    assert [*map(kind_of, (
-        "void at::native::(anonymous namespace)::cunn_SoftMaxForward<8>",
-        "triton_red_fused__to_copy_add_amax_arange_exp_gather_log_sub_sum_3",
-        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64",
-        "graph_1_cpp_fused_add_native_layer_norm_view_3"))] == [
-        "loss", "loss", "matrix products", "fused by torch.compile"]
+    assert [
+        *map(
+            kind_of,
+            (
+                "void at::native::(anonymous namespace)::cunn_SoftMaxForward<8>",
+                "triton_red_fused__to_copy_add_amax_arange_exp_gather_log_sub_sum_3",
+                "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64",
+                "graph_1_cpp_fused_add_native_layer_norm_view_3",
+            ),
+        )
+    ] == ["loss", "loss", "matrix products", "fused by torch.compile"]
 
 
 @pytest.mark.parametrize("machine", [CPU, MACHINE])
@@ -405,15 +541,23 @@ def test_a_profile(tmp_path, machine):
     with pytest.raises(ValueError, match="it left no profile"):
         study.collect(setup, folder)
     keys = "name", "calls", "self_cpu_us", "self_device_us", "device_type", "is_annotation"
-    rows = [("ProfilerStep*", 10, 1_000_000.0, 0, "CPU", True), ("aten::mm", 400, 6e6, 0, "CPU",
-            False), ("aten::copy_", 20, 33e6, 0, "CPU", False),
-            ("ProfilerStep*", 10, 0, 40e6, "CUDA", True), ("nvjet_hsh", 20, 0, 3e6, "CUDA", False),
-            ("void pytorch_flash::flash_bwd", 20, 0, 36e6, "CUDA", False)]
+    rows = [
+        ("ProfilerStep*", 10, 1_000_000.0, 0, "CPU", True),
+        ("aten::mm", 400, 6e6, 0, "CPU", False),
+        ("aten::copy_", 20, 33e6, 0, "CPU", False),
+        ("ProfilerStep*", 10, 0, 40e6, "CUDA", True),
+        ("nvjet_hsh", 20, 0, 3e6, "CUDA", False),
+        ("void pytorch_flash::flash_bwd", 20, 0, 36e6, "CUDA", False),
+    ]
     (folder / "a.trace.json").write_text("a trace")
-    for evaluated, own, error in ((2, rows, "evaluation"), (12, [], "no operation"),
-                                  (12, rows, None)):
-        (folder / "a.averages.json").write_text(json.dumps([
-            dict(zip(keys, row, strict=True)) for row in own]))
+    for evaluated, own, error in (
+        (2, rows, "evaluation"),
+        (12, [], "no operation"),
+        (12, rows, None),
+    ):
+        (folder / "a.averages.json").write_text(
+            json.dumps([dict(zip(keys, row, strict=True)) for row in own])
+        )
         record = write_record(folder, "01-profile", tokens=1024 * evaluated, steps=12, speed=256.0)
         record.rename(folder / "a.jsonl")
         with pytest.raises(ValueError, match=error) if error else nullcontext():
@@ -424,8 +568,10 @@ def test_a_profile(tmp_path, machine):
     ((measured, _),) = found_in(tmp_path, "profile")
     _, kinds, operations = excerpts_of(study, measured)["profile"].split("\n\n")
     assert {kind: row["share"] for kind, row in cells_of(kinds).items()} == (
-        {"attention": "90.0%", "matrix products": "7.5%", "idle": "2.5%"} if machine is MACHINE else
-        {"matrix products": "15.0%", "other": "82.5%", "idle": "2.5%"})
+        {"attention": "90.0%", "matrix products": "7.5%", "idle": "2.5%"}
+        if machine is MACHINE
+        else {"matrix products": "15.0%", "other": "82.5%", "idle": "2.5%"}
+    )
     operation = "| `aten::mm` | matrix products | 40 | 600.00 | 15.0% |"
     assert (operation in operations) is (machine is CPU)
     setup.args.max_tokens = 99

@@ -19,8 +19,10 @@ def outcomes() -> dict[str, dict[str, str]]:
     header = re.search(r"^\| script \|(.+)\|$", text, re.MULTILINE)
     versions = [cell.strip() for cell in header[1].split("|")]
     rows = re.findall(r"^\| \[`(\w+\.py)`\]\(upstream/\1\) \|(.+)\|$", text, re.MULTILINE)
-    return {name: dict(zip(versions, (cell.strip() for cell in cells.split("|")), strict=True))
-            for name, cells in rows}
+    return {
+        name: dict(zip(versions, (cell.strip() for cell in cells.split("|")), strict=True))
+        for name, cells in rows
+    }
 
 
 def test_the_table_is_whole():
@@ -41,8 +43,13 @@ def test_the_page_is_true_of_the_installed_version(name, tmp_path):
     if version not in outcomes()[name]:
         pytest.skip(f"the page doesn't say how PyTorch {version} does")
     env = {key: value for key, value in os.environ.items() if not key.startswith("TORCHINDUCTOR_")}
-    done = subprocess.run([sys.executable, FOLDER / name], cwd=tmp_path, text=True,
-                          capture_output=True, env=env | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)})
+    done = subprocess.run(
+        [sys.executable, FOLDER / name],
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        env=env | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
+    )
     # A crash ends with 1 as well, but prints no figure.
     assert len(done.stdout.splitlines()) == 1, done.stderr
     found = {0: "right", 1: "wrong"}[done.returncode]

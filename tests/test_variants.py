@@ -32,8 +32,11 @@ from bench.measure.plan import SCRATCH
 from patches import stack
 
 VARIANTS = {patch.name: patch for patch in stack.load_variants() if "Group" in patch.fields}
-ROWS = [(name, options, needs) for name, patch in VARIANTS.items()
-        for options, needs in patch.option_sets]
+ROWS = [
+    (name, options, needs)
+    for name, patch in VARIANTS.items()
+    for options, needs in patch.option_sets
+]
 # These leave the graph as it is; test_checkpoints.py compiles with checkpoints.
 EAGER = ("allocator", "checkpoint", "data", "gc", "optimizer", "schedule", "step")
 # Traces both directions and splits them as Inductor does, but generates no code, which takes a
@@ -62,11 +65,22 @@ def scripts(tmp_path_factory):
     return script
 
 
-@pytest.mark.parametrize(("name", "options", "needs", "compiled"), [
-    *(pytest.param(*row, "--no-compile", id=" ".join([row[0], *row[1]])) for row in ROWS),
-    *(pytest.param(*row, "--compile", id=" ".join([row[0], *row[1], "compiled"]),
-                   marks=pytest.mark.slow)
-      for row in ROWS if VARIANTS[row[0]].fields["Group"] not in EAGER)])
+@pytest.mark.parametrize(
+    ("name", "options", "needs", "compiled"),
+    [
+        *(pytest.param(*row, "--no-compile", id=" ".join([row[0], *row[1]])) for row in ROWS),
+        *(
+            pytest.param(
+                *row,
+                "--compile",
+                id=" ".join([row[0], *row[1], "compiled"]),
+                marks=pytest.mark.slow,
+            )
+            for row in ROWS
+            if VARIANTS[row[0]].fields["Group"] not in EAGER
+        ),
+    ],
+)
 def test_it_trains(scripts, tokens, tmp_path, monkeypatch, name, options, needs, compiled):
     patch = VARIANTS[name]
     if name != "precision-fp16":  # a few products it can do without a GPU
@@ -76,19 +90,37 @@ def test_it_trains(scripts, tokens, tmp_path, monkeypatch, name, options, needs,
     if name not in ("compile-mode", "compile-switch"):
         monkeypatch.setattr(torch, "compile", TRACED)
     with mock.patch.dict(script.MODELS["cpu-demo"], SMALL), without_bfloat16():
-        result = call_main(script, *TINY, *dtype, "--batch-size", 4, "--device", "cpu", "--data",
-                           tokens, "--results-dir", tmp_path, "--max-steps", 3, compiled,
-                           *(option.replace(SCRATCH, str(tmp_path / "scratch"))
-                             for option in options),
-                           variables=ONE_RANK if patch.base == Path(stack.DDP).stem else {})
+        result = call_main(
+            script,
+            *TINY,
+            *dtype,
+            "--batch-size",
+            4,
+            "--device",
+            "cpu",
+            "--data",
+            tokens,
+            "--results-dir",
+            tmp_path,
+            "--max-steps",
+            3,
+            compiled,
+            *(option.replace(SCRATCH, str(tmp_path / "scratch")) for option in options),
+            variables=ONE_RANK if patch.base == Path(stack.DDP).stem else {},
+        )
     assert result.returncode == 0, result.stderr
     start, *_, end = read_record(tmp_path)
     assert (start["stage"], end["status"]) == (f"variant-{name}", "complete")
     assert start["config"]["compile"] is ("--no-compile" not in (compiled, *options))
 
 
-@pytest.mark.parametrize("name", ["step-accumulation", *(
-    name for name, patch in VARIANTS.items() if patch.fields["Group"] == "memory")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "step-accumulation",
+        *(name for name, patch in VARIANTS.items() if patch.fields["Group"] == "memory"),
+    ],
+)
 def test_the_gradient_is_that_of_the_whole_batch(scripts, stages, tokens, name):
     """Of a first step, relative to the largest of each tensor."""
     patch, models = VARIANTS[name], []
@@ -103,20 +135,51 @@ def test_the_gradient_is_that_of_the_whole_batch(scripts, stages, tokens, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "windows", "options"), [
-    ("ddp", 1, []), ("parallel-zero1", 3, []), ("parallel-sharded", 1, ["--zero", 2]),
-    ("parallel-sharded", 3, ["--zero", 3]), ("parallel-muon", 3, [])])
+@pytest.mark.parametrize(
+    ("name", "windows", "options"),
+    [
+        ("ddp", 1, []),
+        ("parallel-zero1", 3, []),
+        ("parallel-sharded", 1, ["--zero", 2]),
+        ("parallel-sharded", 3, ["--zero", 3]),
+        ("parallel-muon", 3, []),
+    ],
+)
 def test_two_ranks_train_as_one(tmp_path, name, windows, options):
     """With one window to evaluate the second rank has none; with three it has one less."""
     script, losses = tmp_path / f"{name}.py", []
     script.write_text(small(stack.rebuild_all()[name].decode()))
-    options = [*TINY, "--device", "cpu", "--data", write_tokens(tmp_path / "data"), "--no-compile",
-               "--dtype", "float32", "--max-steps", 4, "--eval-freq", 1, "--eval-windows", windows,
-               *options, "--results-dir"]
+    options = [
+        *TINY,
+        "--device",
+        "cpu",
+        "--data",
+        write_tokens(tmp_path / "data"),
+        "--no-compile",
+        "--dtype",
+        "float32",
+        "--max-steps",
+        4,
+        "--eval-freq",
+        1,
+        "--eval-windows",
+        windows,
+        *options,
+        "--results-dir",
+    ]
     for result in (
         call_main(load(script), *options, tmp_path / "one", "--batch-size", 4),
-        run_python("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script,
-                   *options, tmp_path / "two", "--batch-size", 2),
+        run_python(
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc_per_node=2",
+            script,
+            *options,
+            tmp_path / "two",
+            "--batch-size",
+            2,
+        ),
     ):
         assert result.returncode == 0, result.stderr
         _, *logs, _, end = read_record(tmp_path / ("two" if losses else "one"))
@@ -125,9 +188,15 @@ def test_two_ranks_train_as_one(tmp_path, name, windows, options):
     torch.testing.assert_close(*losses, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("dropout", "budget", "compiled", "refused"), [
-    (0.1, 0.5, True, True), (0.1, 1.0, True, False), (0.1, 0.5, False, False),
-    (0.0, 0.5, True, False)])
+@pytest.mark.parametrize(
+    ("dropout", "budget", "compiled", "refused"),
+    [
+        (0.1, 0.5, True, True),
+        (0.1, 1.0, True, False),
+        (0.1, 0.5, False, False),
+        (0.0, 0.5, True, False),
+    ],
+)
 def test_a_memory_budget_refuses_dropout(scripts, monkeypatch, dropout, budget, compiled, refused):
     """With it, what the compiler makes has wrong gradients."""
     script = scripts("memory-budget")
@@ -154,20 +223,40 @@ def test_experts_are_compiled(scripts, dtype, breaks):
     torch.testing.assert_close(TRACED(layer)(x_BTC), layer(x_BTC))
 
 
-@pytest.mark.parametrize("compiled", ["--no-compile", pytest.param(
-    "--compile", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("options", "works"), [
-    (["--dropout", 0.1], "math"), (["--attention", "efficient"], "math or flash"),
-    (["--attention", "cudnn", "--dropout", 0.1], "math"),
-    (["--attention", "math", "--dropout", 0.1], None),
-    (["--dropout", 0.1, "--no-attention-dropout"], None)])
+@pytest.mark.parametrize(
+    "compiled", ["--no-compile", pytest.param("--compile", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize(
+    ("options", "works"),
+    [
+        (["--dropout", 0.1], "math"),
+        (["--attention", "efficient"], "math or flash"),
+        (["--attention", "cudnn", "--dropout", 0.1], "math"),
+        (["--attention", "math", "--dropout", 0.1], None),
+        (["--dropout", 0.1, "--no-attention-dropout"], None),
+    ],
+)
 def test_kernels_that_a_cpu_lacks(scripts, tokens, tmp_path, monkeypatch, options, works, compiled):
     """Its flash has no dropout, and it has neither of NVIDIA's."""
     script = scripts("attention-backend")
     monkeypatch.setattr(torch, "compile", TRACED)
     with mock.patch.dict(script.MODELS["cpu-demo"], SMALL):
-        result = call_main(script, *TINY, "--device", "cpu", "--data", tokens, "--results-dir",
-                           tmp_path, "--max-steps", 1, "--dtype", "float32", compiled, *options)
+        result = call_main(
+            script,
+            *TINY,
+            "--device",
+            "cpu",
+            "--data",
+            tokens,
+            "--results-dir",
+            tmp_path,
+            "--max-steps",
+            1,
+            "--dtype",
+            "float32",
+            compiled,
+            *options,
+        )
     assert result.returncode == (1 if works else 0), result.stderr
     if works:
         assert result.stderr.count("\n") == 1
@@ -192,11 +281,14 @@ def test_experts(scripts):
     x_BTC = torch.randn(2, 5, config.width)
     y_BTC = layer(x_BTC)
     weights_E = layer.router(x_BTC).softmax(-1)
-    for x_C, y_C, weights in zip(x_BTC.flatten(0, 1), y_BTC.flatten(0, 1),
-                                 weights_E.flatten(0, 1), strict=True):
+    for x_C, y_C, weights in zip(
+        x_BTC.flatten(0, 1), y_BTC.flatten(0, 1), weights_E.flatten(0, 1), strict=True
+    ):
         values, experts = weights.topk(2)
-        parts = [torch.nn.functional.gelu(x_C @ layer.up[e], approximate="tanh") @ layer.down[e]
-                 for e in experts]
+        parts = [
+            torch.nn.functional.gelu(x_C @ layer.up[e], approximate="tanh") @ layer.down[e]
+            for e in experts
+        ]
         expected = sum(v * part for v, part in zip(values / values.sum(), parts, strict=True))
         torch.testing.assert_close(y_C, expected)
     assert layer.share_E.sum().item() == pytest.approx(1) and layer.share_E.max() <= 0.5
@@ -205,15 +297,20 @@ def test_experts(scripts):
     layer(x_BTC)
     assert layer.balance_loss.item() == pytest.approx(1)
     plain, _ = model_of(scripts("optimizer-foreach"))
-    flops, plain_flops = (script.count_parameters(network, config)["flops_per_token"]
-                          for network in (model, plain))
+    flops, plain_flops = (
+        script.count_parameters(network, config)["flops_per_token"] for network in (model, plain)
+    )
     router = 6 * layer.router.weight.numel() * config.layers
     assert flops == plain_flops + router  # as many products for a token as without experts
 
 
-@pytest.mark.parametrize(("name", "off"), [
-    ("model-modern", dict(rotary=False, qk_norm=False, relu_squared=False, zero_init=False)),
-    ("model-skips", dict(value_embeddings=False, first_skips=False, soft_cap=0.0))])
+@pytest.mark.parametrize(
+    ("name", "off"),
+    [
+        ("model-modern", dict(rotary=False, qk_norm=False, relu_squared=False, zero_init=False)),
+        ("model-skips", dict(value_embeddings=False, first_skips=False, soft_cap=0.0)),
+    ],
+)
 def test_a_model_switched_off_is_01s(scripts, stages, tokens, name, off):
     """It trains as 01's, from the same weights."""
     losses = []
@@ -231,10 +328,13 @@ def test_modern_attention(scripts):
     attention = script.MultiHeadAttention(config).double()
     attention.rotary.double()
     x_BTC = torch.randn(3, 11, 32, dtype=torch.float64)
-    q, k, v = (t.unflatten(-1, (2, 16)).transpose(1, 2)
-               for t in attention.query_key_value(x_BTC).chunk(3, dim=-1))
-    q, k = (t / (t.square().mean(-1, keepdim=True) + torch.finfo(t.dtype).eps).sqrt()
-            for t in (q, k))
+    q, k, v = (
+        t.unflatten(-1, (2, 16)).transpose(1, 2)
+        for t in attention.query_key_value(x_BTC).chunk(3, dim=-1)
+    )
+    q, k = (
+        t / (t.square().mean(-1, keepdim=True) + torch.finfo(t.dtype).eps).sqrt() for t in (q, k)
+    )
     speeds = 10_000 ** (-torch.arange(8, dtype=torch.float64) / 8)
 
     def turned(t, first=0):
@@ -274,8 +374,9 @@ def test_skips_are_a_plain_models(scripts):
     torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
     block, (x_BTC, first_BTC) = model.blocks[1], torch.randn(2, 2, 9, config.width)
     plain = torch.zeros_like(x_BTC)
-    torch.testing.assert_close(block(x_BTC, first_BTC, 0.0),
-                               block(x_BTC + block.first_share * first_BTC, plain, 0.0))
+    torch.testing.assert_close(
+        block(x_BTC, first_BTC, 0.0), block(x_BTC + block.first_share * first_BTC, plain, 0.0)
+    )
 
 
 def test_the_capped_loss_is_that_of_the_capped_logits(scripts):
@@ -287,8 +388,10 @@ def test_the_capped_loss_is_that_of_the_capped_logits(scripts):
     x_BT, y_BT = torch.randint(256, (2, 3, 9))
     logits_BTV = model(x_BT)
     assert 1.9 < logits_BTV.abs().max() <= 2
-    for loss in (script.compute_loss(model, x_BT, y_BT),
-                 torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), y_BT.flatten())):
+    for loss in (
+        script.compute_loss(model, x_BT, y_BT),
+        torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), y_BT.flatten()),
+    ):
         results.append([loss, *torch.autograd.grad(loss, [*model.parameters()])])
     torch.testing.assert_close(*results)
 
@@ -296,14 +399,18 @@ def test_the_capped_loss_is_that_of_the_capped_logits(scripts):
 def test_cce_is_given_01s_head(scripts, stages, tokens, monkeypatch):
     """By a stand-in for the package, which needs a GPU: the losses of 01. Its filter, off here,
     would leave out nearly all gradients of a new model."""
+
     def linear_cross_entropy(e, c, targets, filter_eps="high"):
         assert filter_eps is None
         return torch.nn.functional.cross_entropy(e @ c.T, targets)
 
-    monkeypatch.setitem(sys.modules, "cut_cross_entropy", SimpleNamespace(
-        linear_cross_entropy=linear_cross_entropy))
-    losses = [losses_of(script, *model_of(script, **STEPS), windows_of(script, tokens))
-              for script in (stages["01_opt_single_gpu"], scripts("head-cce"))]
+    monkeypatch.setitem(
+        sys.modules, "cut_cross_entropy", SimpleNamespace(linear_cross_entropy=linear_cross_entropy)
+    )
+    losses = [
+        losses_of(script, *model_of(script, **STEPS), windows_of(script, tokens))
+        for script in (stages["01_opt_single_gpu"], scripts("head-cce"))
+    ]
     assert largest_difference(*losses) < 1e-5
 
 
@@ -337,8 +444,10 @@ def test_muon_is_pytorchs(scripts):
     """Which multiplies in bfloat16, whatever the weights are, but for this test."""
     shapes = (6, 12), (12, 6), (12, 6), (5, 5)
     ours, theirs = matrices_of(*shapes), matrices_of(*shapes)
-    optimizers = (muon(scripts("optimizer-muon"), ours),
-                  torch.optim.Muon(theirs, lr=0.01, adjust_lr_fn="match_rms_adamw"))
+    optimizers = (
+        muon(scripts("optimizer-muon"), ours),
+        torch.optim.Muon(theirs, lr=0.01, adjust_lr_fn="match_rms_adamw"),
+    )
     with without_bfloat16():
         for _ in range(5):
             for weight, other in zip(ours, theirs, strict=True):
@@ -349,8 +458,9 @@ def test_muon_is_pytorchs(scripts):
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("polar_express", "below", "above"), [(False, 0.68, 1.21),
-                                                               (True, 0.85, 1.15)])
+@pytest.mark.parametrize(
+    ("polar_express", "below", "above"), [(False, 0.68, 1.21), (True, 0.85, 1.15)]
+)
 def test_muons_products_are_nearly_orthogonal(scripts, polar_express, below, above):
     """As the polynomials on singular values, which Polar Express brings nearer to 1."""
     script = scripts("optimizer-muon")
@@ -448,9 +558,13 @@ def test_rounding_by_chance_loses_no_change(scripts):
     """AdamW's small steps, and the fall of its average once gradients become smaller, come to as
     much as in float32; rounded to the nearest they come to something else. Each seed its own."""
     script, ends = scripts("precision-stochastic"), {}
-    for name, dtype in (("exact", torch.float32), ("nearest", torch.bfloat16),
-                        ("chance", torch.bfloat16), ("again", torch.bfloat16),
-                        ("other", torch.bfloat16)):
+    for name, dtype in (
+        ("exact", torch.float32),
+        ("nearest", torch.bfloat16),
+        ("chance", torch.bfloat16),
+        ("again", torch.bfloat16),
+        ("other", torch.bfloat16),
+    ):
         torch.manual_seed(0)
         weight = torch.nn.Parameter(torch.cat([torch.ones(1000), -torch.ones(1000)]).to(dtype))
         optimizer = torch.optim.AdamW([weight], lr=1e-4, weight_decay=1.0, fused=True)
@@ -462,8 +576,10 @@ def test_rounding_by_chance_loses_no_change(scripts):
             weight.grad = (0.1 if step > 200 else 1) * (0.5 + torch.randn(2000)).to(dtype)
             optimizer.step()
         ends[name] = [weight.detach(), optimizer.state[weight]["exp_avg_sq"]]
-    means = {name: torch.stack([tensor.float().unflatten(0, (2, -1)).mean(1) for tensor in tensors])
-             for name, tensors in ends.items()}
+    means = {
+        name: torch.stack([tensor.float().unflatten(0, (2, -1)).mean(1) for tensor in tensors])
+        for name, tensors in ends.items()
+    }
     assert (means["chance"] - means["exact"]).abs().max() < 3e-3
     assert (means["nearest"] - means["exact"]).abs().min() > 2e-2
     assert torch.equal(ends["chance"][0], ends["again"][0])  # as on another rank
@@ -475,11 +591,15 @@ def test_rounding_by_chance_loses_no_change(scripts):
 def released(tmp_path_factory):
     """A GPT-2 with random weights, as transformers saves it: the model, and its folder."""
     transformers = pytest.importorskip(
-        "transformers", reason="needs transformers: pip install -r requirements-extras.txt")
+        "transformers", reason="needs transformers: pip install -r requirements-extras.txt"
+    )
     folder = tmp_path_factory.mktemp("released")
     torch.manual_seed(0)
-    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(
-        n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None))
+    theirs = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None
+        )
+    )
     with torch.no_grad():  # biases begin at 0, which would hide a lost one
         for parameter in theirs.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
@@ -493,8 +613,15 @@ def test_a_released_model_has_its_loss(scripts, released):
     script = scripts("init-gpt2")
     ids = torch.randint(0, 50_257, (3, 17))
     for context in (64, 16):
-        model, _ = model_of(script, layers=2, heads=2, width=32, context_length=context,
-                            vocab_size=50_257, weights=str(folder))
+        model, _ = model_of(
+            script,
+            layers=2,
+            heads=2,
+            width=32,
+            context_length=context,
+            vocab_size=50_257,
+            weights=str(folder),
+        )
         ours = script.compute_loss(model.eval(), ids[:, :-1], ids[:, 1:])
         loss = theirs(ids, labels=ids).loss
         assert ours.item() == pytest.approx(loss.item(), rel=1e-5)
@@ -508,8 +635,22 @@ def test_a_trained_model_is_a_released_one(scripts, released, tokens, tmp_path, 
     theirs, folder = released
     script, out = scripts("init-gpt2"), tmp_path / "saved"
     monkeypatch.setitem(script.MODELS, "cpu-demo", dict(layers=2, heads=2, width=32))
-    options = [*TINY, "--device", "cpu", "--data", tokens, "--results-dir", tmp_path / "results",
-               "--weights", folder, "--save-to", out, "--max-steps", 2, "--no-compile"]
+    options = [
+        *TINY,
+        "--device",
+        "cpu",
+        "--data",
+        tokens,
+        "--results-dir",
+        tmp_path / "results",
+        "--weights",
+        folder,
+        "--save-to",
+        out,
+        "--max-steps",
+        2,
+        "--no-compile",
+    ]
     result = call_main(script, *options)
     assert result.returncode == 0, result.stderr
     start, *_, last, _, _ = read_record(tmp_path / "results")
@@ -527,23 +668,35 @@ def test_a_trained_model_is_a_released_one(scripts, released, tokens, tmp_path, 
     assert again.returncode == 1 and "File exists" in again.stderr
 
 
-@pytest.mark.parametrize(("settings", "damaged"), [
-    (dict(layers=3), False), (dict(layers=1), False), (dict(width=64), False),
-    (dict(context_length=65), False), ({}, True)])
+@pytest.mark.parametrize(
+    ("settings", "damaged"),
+    [
+        (dict(layers=3), False),
+        (dict(layers=1), False),
+        (dict(width=64), False),
+        (dict(context_length=65), False),
+        ({}, True),
+    ],
+)
 def test_what_is_no_released_model(scripts, released, tmp_path, settings, damaged):
     script, (_, folder) = scripts("init-gpt2"), released
     if damaged:
         folder = tmp_path
         (folder / "model.safetensors").write_bytes(b"x" * 100)
     with pytest.raises(script.UserError, match=r"model.safetensors isn't a GPT-2 of this size: "):
-        model_of(script, **dict(layers=2, heads=2, width=32, context_length=16,
-                                vocab_size=50_257) | settings, weights=str(folder))
+        model_of(
+            script,
+            **dict(layers=2, heads=2, width=32, context_length=16, vocab_size=50_257) | settings,
+            weights=str(folder),
+        )
 
 
 def test_workers_that_lack_shared_memory(scripts, capsys):
     script = scripts("data-workers")
-    error = RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible"
-                         " that dataloader's workers are out of shared memory.")
+    error = RuntimeError(
+        "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible"
+        " that dataloader's workers are out of shared memory."
+    )
     status, says, code = script.explain(error, script.Config())
     assert (status, code) == ("failed", 1) and "--shm-size" in says
     assert capsys.readouterr().err == ""  # no traceback

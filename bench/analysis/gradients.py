@@ -33,8 +33,11 @@ class Verdict:
 def type_of(record: Record) -> str:
     """Returns the type in which matrices are multiplied."""
     config = record.config
-    return "float8" if config.get("float8") else config.get("autocast") or config.get("dtype") or (
-        "float32")
+    return (
+        "float8"
+        if config.get("float8")
+        else config.get("autocast") or config.get("dtype") or ("float32")
+    )
 
 
 def verdict_of(record: Record) -> Verdict:
@@ -56,32 +59,52 @@ def verdict_of(record: Record) -> Verdict:
 def judge_exact(verdict: Verdict, comparison: str, tensors: dict[str, list[float]]) -> None:
     """Judges gradients in float32, which are those of the other program but for rounding."""
     errors = {name: error for name, (error, *_) in tensors.items()}
-    verdict.add(comparison, f"{largest(errors.values()):.0e}", *(
-        f"{name} is off by {error:.1%}" for name, error in errors.items() if not error <= FLOAT32))
+    verdict.add(
+        comparison,
+        f"{largest(errors.values()):.0e}",
+        *(
+            f"{name} is off by {error:.1%}"
+            for name, error in errors.items()
+            if not error <= FLOAT32
+        ),
+    )
 
 
-def judge_rounded(verdict: Verdict, comparison: str, tensors: dict[str, list[float]],
-                  rounding: float) -> None:
+def judge_rounded(
+    verdict: Verdict, comparison: str, tensors: dict[str, list[float]], rounding: float
+) -> None:
     """Judges gradients in a smaller type by those in float32: how far they are off in the median,
     and each one's angle and norm."""
     errors = [error for error, *_ in tensors.values()]
     middle = median(errors)
-    reasons = [f"{name} is off by {worst:.1%}, cosine {cosine:.3f}, norm × {norm:.2f}"
-               for name, (worst, cosine, norm) in tensors.items()
-               if not (cosine >= COSINE and 1 / NORM <= norm <= NORM)]
+    reasons = [
+        f"{name} is off by {worst:.1%}, cosine {cosine:.3f}, norm × {norm:.2f}"
+        for name, (worst, cosine, norm) in tensors.items()
+        if not (cosine >= COSINE and 1 / NORM <= norm <= NORM)
+    ]
     if not middle <= MEDIAN * rounding:
         reasons.append(f"half of the tensors are off by more than {middle:.1%}")
     verdict.add(comparison, f"{largest(errors):.0e} (median {middle:.0e})", *reasons)
 
 
-def judge_compiled(verdict: Verdict, tensors: dict[str, list[float]],
-                   uncompiled: dict[str, list[float]], rounding: float) -> None:
+def judge_compiled(
+    verdict: Verdict,
+    tensors: dict[str, list[float]],
+    uncompiled: dict[str, list[float]],
+    rounding: float,
+) -> None:
     """Judges a compiled program in a smaller type by the uncompiled one, which rounds as often."""
     times, more = COMPILED
     errors = {name: error for name, (error, *_) in tensors.items()}
-    verdict.add("compiled to uncompiled", f"{largest(errors.values()):.0e}", *(
-        f"{name} is off by {error:.1%}" for name, error in errors.items()
-        if not error <= times * uncompiled[name][0] + more * rounding))
+    verdict.add(
+        "compiled to uncompiled",
+        f"{largest(errors.values()):.0e}",
+        *(
+            f"{name} is off by {error:.1%}"
+            for name, error in errors.items()
+            if not error <= times * uncompiled[name][0] + more * rounding
+        ),
+    )
 
 
 def judge_dropout(verdict: Verdict, event: dict) -> None:
@@ -89,13 +112,22 @@ def judge_dropout(verdict: Verdict, event: dict) -> None:
     if "refused" in event:
         verdict.add("dropout", f"refused: {event['refused']}")
         return
-    judged = {name: answer for name, directions in event["directions"].items()
-              if (answer := dropout_error(directions))}
+    judged = {
+        name: answer
+        for name, directions in event["directions"].items()
+        if (answer := dropout_error(directions))
+    }
     worst = f"{largest(error for error, _ in judged.values()):.1%}; " if judged else ""
     count = f"{len(judged)} of {len(event['directions'])} tensors"
-    verdict.add("dropout", f"{worst}{count}, noise {event['loss_noise']:.0e}", *(
-        f"{name} is off by {error:.0%}" for name, (error, bound) in judged.items()
-        if not error <= bound))
+    verdict.add(
+        "dropout",
+        f"{worst}{count}, noise {event['loss_noise']:.0e}",
+        *(
+            f"{name} is off by {error:.0%}"
+            for name, (error, bound) in judged.items()
+            if not error <= bound
+        ),
+    )
 
 
 def dropout_error(directions: list[list[float]]) -> tuple[float, float] | None:

@@ -52,24 +52,30 @@ class Row:
         self.measured, self.plan, self.rows = measured, measured.plan, rows
         self.run, self.label = run, run.label
         self.technique = technique_names().get(run.ablated or str(run.script), run.technique)
-        results = sorted((result for result in measured.results if result.name == run.name),
-                         key=lambda result: result.round)
+        results = sorted(
+            (result for result in measured.results if result.name == run.name),
+            key=lambda result: result.round,
+        )
         # Why it has no figures, or fewer; None: it isn't known yet, or there is no reason.
         self.outcome: Outcome | None = next(
-            (result.outcome for result in results if not result.outcome.complete), None)
+            (result.outcome for result in results if not result.outcome.complete), None
+        )
         if run.error or not results:
             self.outcome = measured.skipped().get(run.name)
         complete = [result for result in results if result.record]
         # Every run tells speed and memory, those with the seed of their round the rest.
         self.runs = [(result.round, result.record) for result in complete]
         self.by_round: dict[int, Record] = {
-            result.round: result.record for result in complete
-            if result.seed == self.plan.seed_of(result.round)}
+            result.round: result.record
+            for result in complete
+            if result.seed == self.plan.seed_of(result.round)
+        }
         self.records = list(self.by_round.values())
         self.record = self.records[0] if self.records else None  # round 1's, which compiles
         self.rounds = len(self.records)
         self.losses_by_seed = {
-            result.seed: result.record.val_loss_after(self.plan.loss_tokens) for result in complete}
+            result.seed: result.record.val_loss_after(self.plan.loss_tokens) for result in complete
+        }
         self.speeds = [record.tok_per_sec for _, record in self.runs]  # of all processes together
         self.memories = [(number, record.end["reserved_gb"]) for number, record in self.runs]
         self.baseline = next(iter(rows.values()), None)
@@ -81,7 +87,8 @@ class Row:
         self.lowest_val_loss = median_known(record.lowest_val_loss for record in self.records)
         self.mfu = median_known(record.mfu for record in self.records)
         self.val_loss = median_known(
-            record.val_loss_after(self.plan.loss_tokens) for record in self.records)
+            record.val_loss_after(self.plan.loss_tokens) for record in self.records
+        )
 
     @property
     def share_of_peak(self) -> float | None:
@@ -114,8 +121,10 @@ class Row:
         if target is None:
             return [(number, record.tok_per_sec) for number, record in self.runs]
         times = self.times_to(target, with_first_step, missed_at_end=True)
-        return [(number, 1 / seconds if seconds > 0 else None)
-                for number, (_, seconds) in zip(self.by_round, times, strict=True)]
+        return [
+            (number, 1 / seconds if seconds > 0 else None)
+            for number, (_, seconds) in zip(self.by_round, times, strict=True)
+        ]
 
     def pair(self, other: "Row | None") -> tuple[str, str] | None:
         """Returns the names of two rows, of which the first one is the faster by its speedup over
@@ -125,8 +134,9 @@ class Row:
         names = self.run.name, other.run.name
         return names[::-1] if self.run.ablated else names
 
-    def speedup(self, target: float | None = None, with_first_step: bool = False,
-                over: "Row | None" = None) -> Speedup:
+    def speedup(
+        self, target: float | None = None, with_first_step: bool = False, over: "Row | None" = None
+    ) -> Speedup:
         """Returns how many times as fast as its reference, or as the row `over`, it is or comes to
         a target. Significance is of the speedup over the reference, by the whole table."""
         pair = self.pair(over or self.reference)
@@ -138,8 +148,11 @@ class Row:
             return Speedup(estimate.factor, "", estimate, significance)
         rows = [self.rows[name] for name in pair]
         missed = [row.missed(target) for row in rows]
-        factor = None if all(missed) else mean_ratio(
-            *(row.values(target, with_first_step) for row in rows))
+        factor = (
+            None
+            if all(missed)
+            else mean_ratio(*(row.values(target, with_first_step) for row in rows))
+        )
         sign = "< " if missed[0] else "> " if missed[1] else ""
         return Speedup(factor, sign, None, significance)
 
@@ -148,13 +161,17 @@ class Row:
     significance = property(lambda row: row.speedup().significance)
     factor_baseline = property(lambda row: row.speedup(over=row.baseline).factor)
     memory_factor = property(  # it isn't tested
-        lambda row: row.reference and mean_ratio(row.memories, row.reference.memories))
+        lambda row: row.reference and mean_ratio(row.memories, row.reference.memories)
+    )
     loss_difference = property(
-        lambda row: row.reference and difference(row.val_loss, row.reference.val_loss))
+        lambda row: row.reference and difference(row.val_loss, row.reference.val_loss)
+    )
     published_factor = property(
-        lambda row: row.reference and ratio(row.run.published, row.reference.run.published))
+        lambda row: row.reference and ratio(row.run.published, row.reference.run.published)
+    )
     published_factor_baseline = property(
-        lambda row: row.baseline and ratio(row.run.published, row.baseline.run.published))
+        lambda row: row.baseline and ratio(row.run.published, row.baseline.run.published)
+    )
 
     @property
     def seed_noise(self) -> float | None:
@@ -164,8 +181,12 @@ class Row:
 
     # ---- Time to a loss
 
-    def times_to(self, target: float, with_first_step: bool = False, missed_at_end: bool = False,
-                 ) -> list[tuple[float, float]]:
+    def times_to(
+        self,
+        target: float,
+        with_first_step: bool = False,
+        missed_at_end: bool = False,
+    ) -> list[tuple[float, float]]:
         """Returns (tokens, seconds of training) of each round; of a run that missed the target
         infinite, or the seconds of all its training. With what the first step takes beyond a median
         one, compilation above all, if asked: of a round that found it compiled already, the median
@@ -175,7 +196,9 @@ class Row:
         usual, times = median_known((cold or excess).values()), []
         for number, record in self.by_round.items():
             tokens, seconds = record.reached(target) or (
-                math.inf, record.train_seconds if missed_at_end else math.inf)
+                math.inf,
+                record.train_seconds if missed_at_end else math.inf,
+            )
             rest = cold.get(number, usual) if with_first_step else 0
             times.append((tokens, seconds + rest))
         return times
@@ -183,13 +206,15 @@ class Row:
     @property
     def warm_excess(self) -> float | None:
         """What the first step takes beyond a median one, where it was compiled before."""
-        return median_known(record.first_step_excess for number, record in self.by_round.items()
-                            if number > self.plan.cold_rounds)
+        return median_known(
+            record.first_step_excess
+            for number, record in self.by_round.items()
+            if number > self.plan.cold_rounds
+        )
 
     def missed(self, target: float | None) -> bool:
         """Returns whether a run never came to a target."""
-        return target is not None and any(
-            math.isinf(tokens) for tokens, _ in self.times_to(target))
+        return target is not None and any(math.isinf(tokens) for tokens, _ in self.times_to(target))
 
     def tokens_to(self, target: float) -> float | None:
         """Returns the median, of which a run that missed the target counts as the slowest."""
@@ -215,8 +240,11 @@ class Rows(dict[str, Row]):
         that missed its target, aren't tested: the others alone would flatter them."""
         key = target, with_first_step
         if key not in self.columns:
-            logs = {name: logs_of(row.values(*key)) for name, row in self.items()
-                    if row.speeds and not row.outcome and not row.missed(target)}
+            logs = {
+                name: logs_of(row.values(*key))
+                for name, row in self.items()
+                if row.speeds and not row.outcome and not row.missed(target)
+            }
             pairs = {name: row.pair(row.reference) for name, row in self.items() if row.reference}
             self.columns[key] = Column(logs, pairs, pooled=target is None)
         return self.columns[key]

@@ -33,7 +33,7 @@ class Estimate(NamedTuple):
     def minus(self, other: "Estimate") -> "Estimate":
         """Returns the difference by Welch's test; the degrees are Satterthwaite's."""
         one, two = self.error**2, other.error**2
-        degrees = (one + two)**2 / (one**2 / self.degrees + two**2 / other.degrees)
+        degrees = (one + two) ** 2 / (one**2 / self.degrees + two**2 / other.degrees)
         return Estimate(self.mean - other.mean, math.sqrt(one + two), degrees)
 
     @property
@@ -61,18 +61,20 @@ class Column:
     In a large table the rows share what they tell of the noise; in a small one each comparison
     stands alone."""
 
-    def __init__(self, rows: dict[str, Logs], pairs: dict[str, tuple[str, str]],
-                 pooled: bool = True):
+    def __init__(
+        self, rows: dict[str, Logs], pairs: dict[str, tuple[str, str]], pooled: bool = True
+    ):
         """Takes the rows' logarithms, the baseline's first, and by names of rows the two that each
         compares; `pooled`: variances may be pooled, if the table is large enough."""
         self.rows = in_rounds_of_all({name: logs for name, logs in rows.items() if logs})
         self.pooled = pooled and is_large(self.rows)
         self.means = pooled_means(self.rows) if self.pooled else {}
         self.differences = {
-            name: difference for name, pair in pairs.items()
-            if pair and name in self.rows and (difference := self.difference(*pair))}
-        self.significant = significant(
-            self.differences, POOLED_LEVEL if self.pooled else LEVEL)
+            name: difference
+            for name, pair in pairs.items()
+            if pair and name in self.rows and (difference := self.difference(*pair))
+        }
+        self.significant = significant(self.differences, POOLED_LEVEL if self.pooled else LEVEL)
 
     def difference(self, one: str, other: str) -> Estimate | None:
         """Returns by how much one row's mean is above the other's; None where that can't be
@@ -107,8 +109,10 @@ def mean_ratio(one: Values, other: Values) -> float | None:
     rounds = logs.keys() & others.keys()
     if not rounds:
         return None
-    return math.exp(fmean(fmean(logs[number]) for number in rounds)
-                    - fmean(fmean(others[number]) for number in rounds))
+    return math.exp(
+        fmean(fmean(logs[number]) for number in rounds)
+        - fmean(fmean(others[number]) for number in rounds)
+    )
 
 
 def in_rounds_of_all(rows: dict[str, Logs]) -> dict[str, Logs]:
@@ -120,8 +124,11 @@ def in_rounds_of_all(rows: dict[str, Logs]) -> dict[str, Logs]:
 def is_large(rows: dict[str, Logs]) -> bool:
     """Returns whether a table, its baseline first, is one in which pooling variances holds."""
     baseline = next(iter(rows.values()), {})
-    return (len(rows) >= POOLED_ROWS and len(baseline) >= POOLED_ROUNDS
-            and sum(map(len, baseline.values())) >= POOLED_BASELINE_RUNS)
+    return (
+        len(rows) >= POOLED_ROWS
+        and len(baseline) >= POOLED_ROUNDS
+        and sum(map(len, baseline.values())) >= POOLED_BASELINE_RUNS
+    )
 
 
 def paired_difference(one: Logs, other: Logs) -> Estimate | None:
@@ -147,14 +154,20 @@ def pooled_means(rows: dict[str, Logs]) -> dict[str, Estimate]:
         centred.append([mean - fmean(own) for mean in own])
     # The median, which one slow run doesn't move.
     shifts = list(map(median, zip(*centred, strict=True)))
-    rest = {name: [log - shift for values, shift in zip(logs.values(), shifts, strict=True)
-                   for log in values]
-            for name, logs in rows.items()}
+    rest = {
+        name: [
+            log - shift
+            for values, shift in zip(logs.values(), shifts, strict=True)
+            for log in values
+        ]
+        for name, logs in rows.items()
+    }
     # The median contains about this share of each row's own noise.
     variances = {name: variance(values) / (1 - 1 / len(rows)) for name, values in rest.items()}
     # The median of a chi-squared distribution is lower than its mean, by Wilson and Hilferty.
-    usual = median(variances[name] / (1 - 2 / 9 / (len(values) - 1))**3
-                   for name, values in rest.items())
+    usual = median(
+        variances[name] / (1 - 2 / 9 / (len(values) - 1)) ** 3 for name, values in rest.items()
+    )
     means, baseline = {}, next(iter(rows))
     for name, values in rest.items():
         prior = 0 if name == baseline else PRIOR

@@ -28,20 +28,45 @@ class Audit(Command):
     for some steps; only run what you trust."""
 
     group = "start here"
+
     def options(self, parser):
         parser.usage = "measure.py audit [options] SCRIPT|-m MODULE [ITS ARGUMENTS]"
-        parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, default=[],
-                            metavar="MODULE", help="as `python -m MODULE`, in place of a SCRIPT")
+        parser.add_argument(
+            "-m",
+            dest="module",
+            nargs=argparse.REMAINDER,
+            default=[],
+            metavar="MODULE",
+            help="as `python -m MODULE`, in place of a SCRIPT",
+        )
         parser.add_argument("--json", action="store_true", help="print JSON")
-        parser.add_argument("--name", default="", help="of the page audit-NAME.md, which lands in"
-                            " the current folder or in --results-dir (default: the script's)")
-        parser.add_argument("--python", default=sys.executable, metavar="FILE", help="that runs"
-                            " your script, from 3.10 on with PyTorch from 2.4 on (default: the one"
-                            " that runs the audit)")
-        parser.add_argument("--gpu", metavar="NAMES", default="", help="GPUs that aren't here, such"
-                            " as \"RTX 4090,H100\": its tok/sec there, predicted")
-        parser.add_argument("--minutes", type=above_0, default=10, metavar="N",
-                            help="time limit per run, of two (default: 10)")
+        parser.add_argument(
+            "--name",
+            default="",
+            help="of the page audit-NAME.md, which lands in"
+            " the current folder or in --results-dir (default: the script's)",
+        )
+        parser.add_argument(
+            "--python",
+            default=sys.executable,
+            metavar="FILE",
+            help="that runs"
+            " your script, from 3.10 on with PyTorch from 2.4 on (default: the one"
+            " that runs the audit)",
+        )
+        parser.add_argument(
+            "--gpu",
+            metavar="NAMES",
+            default="",
+            help='GPUs that aren\'t here, such as "RTX 4090,H100": its tok/sec there, predicted',
+        )
+        parser.add_argument(
+            "--minutes",
+            type=above_0,
+            default=10,
+            metavar="N",
+            help="time limit per run, of two (default: 10)",
+        )
         parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
     def answer(self, setup):
@@ -64,8 +89,14 @@ class Audit(Command):
         return render.text(result) + ", ".join(map(relative, pages))
 
 
-def result_of(command: list[str], timed: dict, watched: dict, machine: dict, results: Path,
-              cards: Sequence[str] = ()) -> dict:
+def result_of(
+    command: list[str],
+    timed: dict,
+    watched: dict,
+    machine: dict,
+    results: Path,
+    cards: Sequence[str] = (),
+) -> dict:
     """Returns an audit with what the techniques gained on the ladder's machines."""
     step = Step(watched | machine | dict(system=timed["system"]))
     names = {patch.name: patch.fields["Technique"] for patch in stack.load()}

@@ -20,17 +20,26 @@ class Doctor(Command):
 
     def answer(self, setup):
         machine, compile_error = setup.machine, processes.ask_machine("compile_error")
-        lines = [("PyTorch", f"{machine['torch']}, Python {machine['python']}, {machine['os']}"),
-                 ("CPU", f"{machine['cpu']}, {machine['threads']} threads"),
-                 ("trains in", f"{trained_in(machine)}: {machine['dtype_reason']}"),
-                 ("torch.compile", "doesn't work" if compile_error else "works"),
-                 ("tokens", tokens_line(setup.data))]
+        lines = [
+            ("PyTorch", f"{machine['torch']}, Python {machine['python']}, {machine['os']}"),
+            ("CPU", f"{machine['cpu']}, {machine['threads']} threads"),
+            ("trains in", f"{trained_in(machine)}: {machine['dtype_reason']}"),
+            ("torch.compile", "doesn't work" if compile_error else "works"),
+            ("tokens", tokens_line(setup.data)),
+        ]
         if machine["gpus"]:
-            sizes = ", ".join(f"{batch} in place of {usual}" for usual, batch in
-                              batches_that_fit(setup, composed=True).items())
-            lines += [("GPU", f"{machine['gpus']} × {machine['name']}, compute capability"
-                              f" {machine['capability']}, driver {machine['driver'] or 'unknown'}"),
-                      ("batch size", sizes or "8 and 32, as published")]
+            sizes = ", ".join(
+                f"{batch} in place of {usual}"
+                for usual, batch in batches_that_fit(setup, composed=True).items()
+            )
+            lines += [
+                (
+                    "GPU",
+                    f"{machine['gpus']} × {machine['name']}, compute capability"
+                    f" {machine['capability']}, driver {machine['driver'] or 'unknown'}",
+                ),
+                ("batch size", sizes or "8 and 32, as published"),
+            ]
         lines += [("missing", thing) for thing in missing_here(machine, compile_error)]
         begun = any(setup.results.glob("*.jsonl"))
         lines.append(("next", f"python measure.py {'report' if begun else 'stages'}"))
@@ -69,8 +78,15 @@ class Fits(Command):
         if run.script != stage:
             path = BUILD / f"{run.name}.py"
             write_whole(path, setup.scripts.text(run.script))
-            words = [relative(path), "--data", relative(setup.data),
-                     "--results-dir", relative(setup.results)]
-            print(f"{run.label}, as {words[0]}: {machine['dtype_reason'].partition(';')[0]}",
-                  file=sys.stderr)
+            words = [
+                relative(path),
+                "--data",
+                relative(setup.data),
+                "--results-dir",
+                relative(setup.results),
+            ]
+            print(
+                f"{run.label}, as {words[0]}: {machine['dtype_reason'].partition(';')[0]}",
+                file=sys.stderr,
+            )
         return " ".join([*words, *([f"--batch-size {batch}"] if batch else [])])

@@ -30,15 +30,30 @@ class Report(Command):
     needs_machine = True
 
     def options(self, parser):
-        parser.add_argument("--minutes", type=above_0, default=25, metavar="N",
-                            help="stop before so many are over; run it again to continue"
-                                 " (default: 25)")
-        parser.add_argument("--studies", metavar="A,B", default="",
-                            help="some of the studies, such as stages,ladder (default: all)")
-        parser.add_argument("--max-tokens", type=positive, metavar="N",
-                            help="training tokens of every run, for a trial")
-        parser.add_argument("--techniques", metavar="0,5-8",
-                            help="which techniques, for ladder and leave-one-out (default: all)")
+        parser.add_argument(
+            "--minutes",
+            type=above_0,
+            default=25,
+            metavar="N",
+            help="stop before so many are over; run it again to continue (default: 25)",
+        )
+        parser.add_argument(
+            "--studies",
+            metavar="A,B",
+            default="",
+            help="some of the studies, such as stages,ladder (default: all)",
+        )
+        parser.add_argument(
+            "--max-tokens",
+            type=positive,
+            metavar="N",
+            help="training tokens of every run, for a trial",
+        )
+        parser.add_argument(
+            "--techniques",
+            metavar="0,5-8",
+            help="which techniques, for ladder and leave-one-out (default: all)",
+        )
 
     def run(self, setup):
         """Returns the exit code: 1 if something failed."""
@@ -49,15 +64,26 @@ class Report(Command):
 
 def jobs_of(setup: Setup) -> list[tuple[Study, Setup]]:
     """Returns (study, its own setup) in the order of the report. Raises UserError."""
-    every = {name: study for name, study in all_studies().items()
-             if study.place and study.in_report}
+    every = {
+        name: study for name, study in all_studies().items() if study.place and study.in_report
+    }
     names = setup.args.studies.replace(",", " ").split() or [*every]
     if unknown := [name for name in names if name not in every]:
         raise UserError(f"--studies: {unknown[0]!r} is none of {', '.join(every)}", 2)
-    lines = [(study, line) for name, study in every.items() if name in names
-             for line in study.in_report]
-    return [(study, replace(setup, in_report=True, args=argparse.Namespace(
-        **study.arguments(line) | vars(setup.args)))) for study, line in lines]
+    lines = [
+        (study, line) for name, study in every.items() if name in names for line in study.in_report
+    ]
+    return [
+        (
+            study,
+            replace(
+                setup,
+                in_report=True,
+                args=argparse.Namespace(**study.arguments(line) | vars(setup.args)),
+            ),
+        )
+        for study, line in lines
+    ]
 
 
 def make_report(jobs: list[tuple[Study, Setup]], setup: Setup) -> int:
@@ -85,8 +111,11 @@ def make_report(jobs: list[tuple[Study, Setup]], setup: Setup) -> int:
                 print(f"error: {study.name}: {error}", file=sys.stderr)
                 refused[study.name], failures = str(error), True
     finally:
-        path = write_page(all_studies(), setup.results, {
-            name: refused.get(name, "run it again to continue") for name in unfinished})
+        path = write_page(
+            all_studies(),
+            setup.results,
+            {name: refused.get(name, "run it again to continue") for name in unfinished},
+        )
     head = path.read_text(encoding="utf-8").partition("## ")[0]
     print(f"\n{head}{relative(path)}, after {(time.monotonic() - began) / 60:.1f} minutes")
     return int(failures)

@@ -32,17 +32,23 @@ class Compare(Command):
 
     def options(self, parser):
         for name in "AB":
-            parser.add_argument(name, help="a folder of results with a ladder, or the name of one"
-                                           " in results/reference")
+            parser.add_argument(
+                name,
+                help="a folder of results with a ladder, or the name of one in results/reference",
+            )
 
     def answer(self, setup):
         one, other = setup.args.A, setup.args.B
         (first, rows), (second, others) = map(ladder_in, (one, other))
         if first.options != second.options:
             raise UserError(f"measured with different options: {first.options}, {second.options}")
-        return "\n\n".join([
-            f"A, {one}: {described(first, rows)}", f"B, {other}: {described(second, others)}",
-            markdown(speedups_table(rows, others))])
+        return "\n\n".join(
+            [
+                f"A, {one}: {described(first, rows)}",
+                f"B, {other}: {described(second, others)}",
+                markdown(speedups_table(rows, others)),
+            ]
+        )
 
 
 def described(measured, rows: list[Row]) -> str:
@@ -55,23 +61,35 @@ def speedups_table(rows: list[Row], others: list[Row]) -> Table:
     """Returns the techniques that come after the same one in both ladders, and whether
     their speedups differ. Raises UserError where there are none."""
     by_name = {row.run.name: row for row in others if row.factor}
-    pairs = [(row, other) for row in rows if row.factor and (other := by_name.get(row.run.name))
-             and row.reference.run.name == other.reference.run.name]
+    pairs = [
+        (row, other)
+        for row in rows
+        if row.factor
+        and (other := by_name.get(row.run.name))
+        and row.reference.run.name == other.reference.run.name
+    ]
     if not pairs:
         raise UserError("the two ladders have no technique in common with the same one before it")
-    differences = {row.run.name: ours.minus(theirs) for row, other in pairs
-                   if (ours := row.speedup().estimate) and (theirs := other.speedup().estimate)}
+    differences = {
+        row.run.name: ours.minus(theirs)
+        for row, other in pairs
+        if (ours := row.speedup().estimate) and (theirs := other.speedup().estimate)
+    }
     texts = dict.fromkeys(by_name, "not tested") | dict.fromkeys(differences, "not significant")
     for name in significant(differences, POOLED_LEVEL):
         texts[name] = "larger in A" if differences[name].mean > 0 else "larger in B"
-    return Table([
-        Column("technique", lambda pair: credited(pair[0], pair[0].label), True),
-        Column("A: ×", lambda pair: fmt(pair[0].factor, ".2f")),
-        Column("95 %", lambda pair: INTERVAL.cell(pair[0])),
-        Column("B: ×", lambda pair: fmt(pair[1].factor, ".2f")),
-        Column("95 %", lambda pair: INTERVAL.cell(pair[1])),
-        Column("difference", lambda pair: texts[pair[0].run.name], True)],
-        pairs, "Each technique's speedup over the script before it, the same one in both:")
+    return Table(
+        [
+            Column("technique", lambda pair: credited(pair[0], pair[0].label), True),
+            Column("A: ×", lambda pair: fmt(pair[0].factor, ".2f")),
+            Column("95 %", lambda pair: INTERVAL.cell(pair[0])),
+            Column("B: ×", lambda pair: fmt(pair[1].factor, ".2f")),
+            Column("95 %", lambda pair: INTERVAL.cell(pair[1])),
+            Column("difference", lambda pair: texts[pair[0].run.name], True),
+        ],
+        pairs,
+        "Each technique's speedup over the script before it, the same one in both:",
+    )
 
 
 def ladder_in(name: str) -> tuple:
@@ -92,8 +110,11 @@ class Pack(Command):
     group = "results"
 
     def options(self, parser):
-        parser.add_argument("name", metavar="NAME",
-                            help="the machine, such as rtx-4090: small letters, digits and hyphens")
+        parser.add_argument(
+            "name",
+            metavar="NAME",
+            help="the machine, such as rtx-4090: small letters, digits and hyphens",
+        )
 
     def answer(self, setup):
         name, results = setup.args.name, setup.results
@@ -110,10 +131,12 @@ class Pack(Command):
             except DAMAGE as error:
                 raise UserError(f"{relative(results)} is damaged: {error!r}")
             copy_results(results, target)
-        return (f"{len([*target.iterdir()])} files in {relative(target)}\n"
-                f"{more_rounds(results)}"
-                "Now write its README.md (docs/results.md says what it has to state), and run"
-                " python measure.py readme")
+        return (
+            f"{len([*target.iterdir()])} files in {relative(target)}\n"
+            f"{more_rounds(results)}"
+            "Now write its README.md (docs/results.md says what it has to state), and run"
+            " python measure.py readme"
+        )
 
 
 def copy_results(results: Path, target: Path) -> None:
@@ -152,10 +175,14 @@ def rounds_in(results: Path) -> dict[str, int]:
     last = len(technique_names()) - 1  # all but DDP
     rounds = {}
     for study in ENOUGH:
-        rows = [(row.run.stage or {0: "00", last: "01"}.get(row.run.number), row.rounds)
-                for _, rows in found_in(results, study) for row in rows]
+        rows = [
+            (row.run.stage or {0: "00", last: "01"}.get(row.run.number), row.rounds)
+            for _, rows in found_in(results, study)
+            for row in rows
+        ]
         rounds[study] = min(
-            max((count for name, count in rows if name == end), default=0) for end in ("00", "01"))
+            max((count for name, count in rows if name == end), default=0) for end in ("00", "01")
+        )
     return rounds
 
 
@@ -166,6 +193,8 @@ def more_rounds(results: Path) -> str:
         return ""
     found = max(rounds.values())
     words = "Single runs, no significance" if found == 1 else f"Only {found} rounds"
-    return (f"{words}: better {ENOUGH['stages']} rounds of stages, or {ENOUGH['ladder']} of a"
-            " ladder with 00 and 01, such as python measure.py stages --resume --rounds"
-            f" {ENOUGH['stages']}\n")
+    return (
+        f"{words}: better {ENOUGH['stages']} rounds of stages, or {ENOUGH['ladder']} of a"
+        " ladder with 00 and 01, such as python measure.py stages --resume --rounds"
+        f" {ENOUGH['stages']}\n"
+    )

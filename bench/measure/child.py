@@ -28,14 +28,33 @@ STATUS_OF = {"out of memory": Status.OUT_OF_MEMORY, "text is too short": Status.
 def command_of(study, job: Job, setup: Setup, length: Length, scratch: Path) -> list:
     run, launcher = job.run, []
     if run.torchrun:
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr",
-                    "127.0.0.1", f"--nproc_per_node={run.processes}"]
+        launcher = [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--local-addr",
+            "127.0.0.1",
+            f"--nproc_per_node={run.processes}",
+        ]
     options = [scratch if part == SCRATCH else part for part in run.options]
     return [
-        sys.executable, *launcher, *study.driver(setup, run), setup.script(run),
-        "--name", run.name, "--device", setup.device, "--data", setup.data,
-        "--results-dir", scratch / "results", "--seed", job.seed,
-        *length.options, *setup.options, *options,
+        sys.executable,
+        *launcher,
+        *study.driver(setup, run),
+        setup.script(run),
+        "--name",
+        run.name,
+        "--device",
+        setup.device,
+        "--data",
+        setup.data,
+        "--results-dir",
+        scratch / "results",
+        "--seed",
+        job.seed,
+        *length.options,
+        *setup.options,
+        *options,
     ]
 
 
@@ -52,13 +71,21 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
     BUILD.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILD, ignore_cleanup_errors=True) as name:
         command = command_of(study, job, setup, length, Path(name))
-        start = dict(event="run", id=measured.id, name=run.name, round=job.round, seed=job.seed,
-                     command=printed(command), source_sha256=source)
+        start = dict(
+            event="run",
+            id=measured.id,
+            name=run.name,
+            round=job.round,
+            seed=job.seed,
+            command=printed(command),
+            source_sha256=source,
+        )
         append(journal, start)
         began, timeout = time.perf_counter(), HANG_SECONDS + 5 * length.seconds
         try:
-            code, _, err = children.run_child(command, timeout=timeout, cores=run.cores,
-                                               **environment)
+            code, _, err = children.run_child(
+                command, timeout=timeout, cores=run.cores, **environment
+            )
         except subprocess.TimeoutExpired:
             code, err = None, f"ended after {timeout:.0f} s: it hung, or is far too slow"
         ran = dict(event="ran", seconds=time.perf_counter() - began, error=None, matmul_rate=None)
@@ -124,8 +151,11 @@ def first_failure(err: str) -> Outcome | None:
     which it does for want of memory; None where torchrun says nothing."""
     failures = re.findall(r"rank +: (\d+) .*\n +exitcode +: (-?\d+) \(pid: (\d+)\)", err)
     ended = re.findall(r"Unable to shutdown process (\d+)", err)  # by torchrun itself, then
-    own = [(f"rank {rank}: ", int(code)) for rank, code, pid in reversed(failures)
-           if pid not in ended and int(code) != -signal.SIGTERM]
+    own = [
+        (f"rank {rank}: ", int(code))
+        for rank, code, pid in reversed(failures)
+        if pid not in ended and int(code) != -signal.SIGTERM
+    ]
     killed = [failure for failure in own if failure[1] == -9]
     return by_exit_code(*(killed or own)[0]) if own else None
 

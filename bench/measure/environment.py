@@ -26,32 +26,51 @@ BUILDS = {"cu130": (13_000, 7.5, 99), "cu126": (12_000, 0, 10)}
 SMI_FIELDS = {"name": r"[^,\[\]]+", "driver_version": r"\d[\d.]*", "compute_cap": r"\d+\.\d+"}
 
 
-def gpu_needs(version: str, cuda: str | None, gpu: str | None, capability: str | None,
-              kernels: list[str], error: str) -> str | None:
+def gpu_needs(
+    version: str,
+    cuda: str | None,
+    gpu: str | None,
+    capability: str | None,
+    kernels: list[str],
+    error: str,
+) -> str | None:
     """What is missing before PyTorch computes on the NVIDIA GPU that is here, in one line; None
     where there is no GPU, or nothing is missing. `version`, `cuda` and `kernels`, such as
     ["sm_80", "sm_90"], are PyTorch's; `gpu` and `capability` those of the GPU that it finds, or
     None; `error` is why it doesn't start CUDA."""
     if gpu:
         own = float(capability)
-        return None if has_kernels(own, kernels) else (
-            f"kernels for the {gpu}, compute capability {capability}, which PyTorch {version}"
-            f" doesn't have: {install(own) or 'no build of it does'}")
+        return (
+            None
+            if has_kernels(own, kernels)
+            else (
+                f"kernels for the {gpu}, compute capability {capability}, which PyTorch {version}"
+                f" doesn't have: {install(own) or 'no build of it does'}"
+            )
+        )
     gpus = nvidia_smi("name,driver_version")
     if not gpus:  # but a container sees the driver of its host
-        return ("access to the NVIDIA GPU whose driver is loaded: `nvidia-smi` says why there is"
-                " none; a container is started with --gpus all") if (
-            Path("/proc/driver/nvidia/version").exists()) else None
+        return (
+            (
+                "access to the NVIDIA GPU whose driver is loaded: `nvidia-smi` says why there is"
+                " none; a container is started with --gpus all"
+            )
+            if (Path("/proc/driver/nvidia/version").exists())
+            else None
+        )
     name, _, driver = gpus[0].rpartition(", ")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden in ("", "-1"):
         return f"a visible GPU: CUDA_VISIBLE_DEVICES={hidden} hides the {name}"
     too_old = re.search(r"driver .* too old \(found version (\d+)\)", error)
-    command = install(float(next(iter(nvidia_smi("compute_cap")), 0)),
-                      int(too_old[1]) if too_old else 99_999)
+    command = install(
+        float(next(iter(nvidia_smi("compute_cap")), 0)), int(too_old[1]) if too_old else 99_999
+    )
     if too_old:
-        return (f"a newer driver for the {name}: {driver} is too old for PyTorch {version}, built"
-                f" for CUDA {cuda}" + (f"; or, for this driver, {command}" if command else ""))
+        return (
+            f"a newer driver for the {name}: {driver} is too old for PyTorch {version}, built"
+            f" for CUDA {cuda}" + (f"; or, for this driver, {command}" if command else "")
+        )
     if not cuda and command:
         return f"PyTorch for NVIDIA GPUs, since {version} can't use the {name}: {command}"
     return f"what keeps PyTorch {version} from the {name}: {error}"
@@ -64,18 +83,27 @@ def has_kernels(capability: float, kernels: list[str]) -> bool:
     built = [(name[1], int(name[2]) / 10) for name in names if name]
     return not built or any(
         number <= capability and (kind == "compute" or int(number) == int(capability))
-        for kind, number in built)
+        for kind, number in built
+    )
 
 
 def install(capability: float, driver: int = 99_999) -> str | None:
     """The command for a build with kernels for a GPU, whose driver supports such a CUDA; None
     where there is none."""
-    build = next((name for name, (cuda, oldest, too_new) in BUILDS.items()
-                  if driver >= cuda and oldest <= capability < too_new), None)
+    build = next(
+        (
+            name
+            for name, (cuda, oldest, too_new) in BUILDS.items()
+            if driver >= cuda and oldest <= capability < too_new
+        ),
+        None,
+    )
     text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
     pinned = next(line for line in text.splitlines() if line.startswith("torch=="))
-    return build and (f"`pip install --force-reinstall {pinned} --index-url"
-                      f" https://download.pytorch.org/whl/{build}`")
+    return build and (
+        f"`pip install --force-reinstall {pinned} --index-url"
+        f" https://download.pytorch.org/whl/{build}`"
+    )
 
 
 def nvidia_smi(fields: str) -> list[str]:
@@ -112,10 +140,13 @@ def missing_here(machine: dict, compile_fails: str | None) -> list[str]:
     elif not gpu:
         missing.append("an NVIDIA GPU: without one the small model `cpu-demo` runs")
     if compile_fails:
-        how = ("Triton, which PyTorch brings along on Linux (on Windows: `pip install"
-               " triton-windows`), and a C compiler" if gpu else
-               "a C++ compiler (`apt install g++`, `xcode-select --install`, or on Windows Visual"
-               " Studio's Build Tools), and PyTorch in a path without spaces")
+        how = (
+            "Triton, which PyTorch brings along on Linux (on Windows: `pip install"
+            " triton-windows`), and a C compiler"
+            if gpu
+            else "a C++ compiler (`apt install g++`, `xcode-select --install`, or on Windows Visual"
+            " Studio's Build Tools), and PyTorch in a path without spaces"
+        )
         missing.append(f"torch.compile, which needs {how} ({compile_fails})")
     if not shutil.which("git"):
         missing.append("git, which leave-one-out and patches/stack.py need: `apt install git`")

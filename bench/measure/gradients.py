@@ -51,8 +51,10 @@ LARGEST = 0.3  # of such steps, relative to the tensor's size
 # GPT-2's own size, and more than 16,384 tokens, since some of a GPU's kernels are only made for
 # that many. Batches can be cut into four.
 MODEL = {"cpu": "cpu-demo", "cuda": "gpt2"}
-SIZES = {"cpu": dict(layers=2, heads=2, width=32, context_length=144, vocab_size=320),
-         "cuda": dict(layers=2, heads=12, width=768, context_length=1024)}
+SIZES = {
+    "cpu": dict(layers=2, heads=2, width=32, context_length=144, vocab_size=320),
+    "cuda": dict(layers=2, heads=12, width=768, context_length=1024),
+}
 BATCH = {"cpu": 8, "cuda": 20}
 DROPOUT = 0.1
 DIRECTIONS = {"cpu": 3, "cuda": 1}  # of numeric derivatives, in each tensor
@@ -80,9 +82,14 @@ class Run:
         """Lets the script train with these options. Raises Refused where it doesn't, and what else
         it raises."""
         script = self.script
-        own = dict(train=self.start(script.train), compute_loss=self.loss_of,
-                   load_data=self.load_data, explain=self.explain(script.explain),
-                   evaluate=lambda *args: 1.0, sample=lambda *args: "")
+        own = dict(
+            train=self.start(script.train),
+            compute_loss=self.loss_of,
+            load_data=self.load_data,
+            explain=self.explain(script.explain),
+            evaluate=lambda *args: 1.0,
+            sample=lambda *args: "",
+        )
         self.compute_loss = script.compute_loss
         torch._dynamo.reset()
         with ExitStack() as stack:
@@ -127,6 +134,7 @@ class Run:
 
     def between_steps(self, now):
         """Returns the clock, which train() asks before and after each step."""
+
         def between_steps(*args):
             if self.micro_batches and self.wants_derivatives and not self.derivatives:
                 self.derivatives = derivatives_of(self)
@@ -183,8 +191,10 @@ class Run:
         with gradients enabled, since torch.no_grad() would make others, which draw other masks."""
         self.set_weights(offsets)
         torch.manual_seed(7 + self.rank)
-        losses = [self.compute_loss(self.training_model, self.x_BT[rows], self.y_BT[rows])
-                  for rows in self.micro_batches]
+        losses = [
+            self.compute_loss(self.training_model, self.x_BT[rows], self.y_BT[rows])
+            for rows in self.micro_batches
+        ]
         loss = torch.stack([loss.detach().double() for loss in losses]).mean()
         if self.ranks > 1:
             dist.all_reduce(loss)
@@ -235,8 +245,11 @@ def compared(comparison: str, own: dict, other: dict) -> dict:
         zeros = torch.zeros_like(own[name] if name in own else other[name])
         a, b = own.get(name, zeros), other.get(name, zeros)
         size, expected = max(a.norm().item(), TINY), max(b.norm().item(), TINY)
-        tensors[name] = [(a - b).norm().item() / expected, (a * b).sum().item() / (size * expected),
-                         size / expected]
+        tensors[name] = [
+            (a - b).norm().item() / expected,
+            (a * b).sum().item() / (size * expected),
+            size / expected,
+        ]
     return dict(event="gradients", comparison=comparison, tensors=tensors)
 
 
@@ -254,27 +267,40 @@ def derivatives_of(run: Run) -> dict:
             direction = size * torch.randn(value.shape, generator=seeded(f"{name} {number}"))
             by_autograd = (gradient * direction).sum().item()
             directions[name].append([*derivative(run, name, direction, step, noise), by_autograd])
-    return dict(event="gradients", comparison="dropout",
-                directions=directions, loss_noise=noise)
+    return dict(event="gradients", comparison="dropout", directions=directions, loss_noise=noise)
 
 
 def noise_of(run: Run) -> float:
     """Returns the standard deviation of the loss by rounding alone; at least that of its last
     digit."""
-    losses = [run.loss_at({
-        name: JITTER * value * torch.randn(value.shape, generator=seeded(f"{name} jitter {number}"))
-        for name, value in run.weights.items()}) for number in range(JITTERS)]
+    losses = [
+        run.loss_at(
+            {
+                name: JITTER
+                * value
+                * torch.randn(value.shape, generator=seeded(f"{name} jitter {number}"))
+                for name, value in run.weights.items()
+            }
+        )
+        for number in range(JITTERS)
+    ]
     return max(np.std(losses, ddof=1), np.spacing(np.float32(losses[0])) / 12**0.5).item()
 
 
-def derivative(run: Run, name: str, direction: torch.Tensor, step: float, noise: float,
-               ) -> tuple[float, float]:
+def derivative(
+    run: Run,
+    name: str,
+    direction: torch.Tensor,
+    step: float,
+    noise: float,
+) -> tuple[float, float]:
     """Returns a derivative along a direction, extrapolated from two central differences
     (Richardson), and its uncertainty: that by the loss's rounding, and a tenth of how far the two
     are apart."""
     wide, near = (
         (run.loss_at({name: h * direction}) - run.loss_at({name: -h * direction})) / (2 * h)
-        for h in (step, step / 2))
+        for h in (step, step / 2)
+    )
     # Of the extrapolation (4 near - wide) / 3, whose four losses weigh 4/3, 4/3, 1/6 and 1/6.
     rounding = noise / step * (2 * (4 / 3) ** 2 + 2 * (1 / 6) ** 2) ** 0.5
     return (4 * near - wide) / 3, rounding + 0.1 * abs(near - wide)
@@ -337,8 +363,17 @@ class Check:
         shutil.rmtree(records, ignore_errors=True)
         run = Run(self.script, self.sizes, given)
         run.wants_derivatives = derivatives
-        run.train([*self.args.options, *self.size_options(1), *options,
-                   "--eval-freq", str(10**6), "--results-dir", str(records)])
+        run.train(
+            [
+                *self.args.options,
+                *self.size_options(1),
+                *options,
+                "--eval-freq",
+                str(10**6),
+                "--results-dir",
+                str(records),
+            ]
+        )
         return run
 
     @property
@@ -350,8 +385,14 @@ class Check:
 
     def size_options(self, parts: int) -> list[str]:
         """Returns the options of the model, and of a batch of so many ranks' parts."""
-        return ["--model", MODEL[self.device], "--batch-size", str(parts * BATCH[self.device]),
-                "--context-length", str(SIZES[self.device]["context_length"])]
+        return [
+            "--model",
+            MODEL[self.device],
+            "--batch-size",
+            str(parts * BATCH[self.device]),
+            "--context-length",
+            str(SIZES[self.device]["context_length"]),
+        ]
 
     def against(self, comparison: str, run: Run, reference: Run | None) -> list[dict]:
         if not reference:
@@ -367,17 +408,26 @@ class Check:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Check the gradients of one script.",
-                                     allow_abbrev=False)
-    parser.add_argument("--reference", metavar="FILE",
-                        help="another script that has the same gradients, in float32")
-    parser.add_argument("--dropout", default=True, action=argparse.BooleanOptionalAction,
-                        help="whether derivatives with dropout are checked")
+    parser = argparse.ArgumentParser(
+        description="Check the gradients of one script.", allow_abbrev=False
+    )
+    parser.add_argument(
+        "--reference", metavar="FILE", help="another script that has the same gradients, in float32"
+    )
+    parser.add_argument(
+        "--dropout",
+        default=True,
+        action=argparse.BooleanOptionalAction,
+        help="whether derivatives with dropout are checked",
+    )
     parser.add_argument("--layers", type=int, help="of the model")
     parser.add_argument("--width", type=int, help="of the model")
     parser.add_argument("script", help="the script to check")
-    parser.add_argument("options", nargs=argparse.REMAINDER,
-                        help="its own options; --device and --results-dir have to be there")
+    parser.add_argument(
+        "options",
+        nargs=argparse.REMAINDER,
+        help="its own options; --device and --results-dir have to be there",
+    )
     return parser.parse_args()
 
 

@@ -31,15 +31,28 @@ def this_machine() -> dict:
     capability = "{}.{}".format(*torch.cuda.get_device_capability(0)) if gpus else None
     dtype, dtype_reason = best_dtype()
     return dict(
-        device="cuda" if gpus else "cpu", gpus=gpus,
-        name=" ".join((gpu or cpu.partition(" (family ")[0]).split()), cpu=cpu,
-        torch=torch.__version__, python=platform.python_version(),
-        os=f"{platform.system()} {platform.machine()}", threads=torch.get_num_threads(),
+        device="cuda" if gpus else "cpu",
+        gpus=gpus,
+        name=" ".join((gpu or cpu.partition(" (family ")[0]).split()),
+        cpu=cpu,
+        torch=torch.__version__,
+        python=platform.python_version(),
+        os=f"{platform.system()} {platform.machine()}",
+        threads=torch.get_num_threads(),
         driver=next(iter(environment.nvidia_smi("driver_version")), None) if gpus else None,
-        capability=capability, cuda=torch.version.cuda, ram_gb=environment.ram_gb(),
-        dtype=dtype, dtype_reason=dtype_reason,
-        gpu_needs=environment.gpu_needs(torch.__version__, torch.version.cuda, gpu, capability,
-                                        torch.cuda.get_arch_list() if gpus else [], cuda_error()),
+        capability=capability,
+        cuda=torch.version.cuda,
+        ram_gb=environment.ram_gb(),
+        dtype=dtype,
+        dtype_reason=dtype_reason,
+        gpu_needs=environment.gpu_needs(
+            torch.__version__,
+            torch.version.cuda,
+            gpu,
+            capability,
+            torch.cuda.get_arch_list() if gpus else [],
+            cuda_error(),
+        ),
     )
 
 
@@ -78,10 +91,16 @@ def look() -> dict:
     """All that a report says of this machine, and for each thing that is missing how to get it;
     `memory_gb` is that of the GPU, or the RAM."""
     here, compile_fails = this_machine(), compile_error()
-    memory = torch.cuda.get_device_properties(0).total_memory / 1024**3 if here["gpus"] else (
-        here["ram_gb"])
+    memory = (
+        torch.cuda.get_device_properties(0).total_memory / 1024**3
+        if here["gpus"]
+        else (here["ram_gb"])
+    )
     return dict(
-        machine=here, memory_gb=memory, matmul_peak=matmul_peak(), compile_error=compile_fails,
+        machine=here,
+        memory_gb=memory,
+        matmul_peak=matmul_peak(),
+        compile_error=compile_fails,
         missing=environment.missing_here(here, compile_fails),
     )
 
@@ -101,8 +120,11 @@ def free_memory() -> list[int]:
 def best_dtype() -> tuple[str, str]:
     """The type that the optimized scripts train in here, and why: 01 itself decides."""
     # An audit runs where these aren't; this function doesn't need them.
-    absent = {name: ModuleType(name) for name in ("numpy", "tiktoken")
-              if not importlib.util.find_spec(name)}
+    absent = {
+        name: ModuleType(name)
+        for name in ("numpy", "tiktoken")
+        if not importlib.util.find_spec(name)
+    }
     for module in absent.values():
         vars(module)["__getattr__"] = lambda _: object  # in annotations
     sys.modules |= absent
@@ -119,8 +141,12 @@ def product_rate(dtype: str, minimum: float = 1) -> float:
     device, size = ("cuda", 8192) if torch.cuda.is_available() else ("cpu", 2048)
     torch.set_float32_matmul_precision("high" if dtype == "TF32" else "highest")
     # Random numbers: products of equal ones take less power, and so a GPU clocks higher.
-    a, b = (torch.randn(size, size, device=device).to(
-        getattr(torch, "float32" if dtype == "TF32" else dtype)) for _ in range(2))
+    a, b = (
+        torch.randn(size, size, device=device).to(
+            getattr(torch, "float32" if dtype == "TF32" else dtype)
+        )
+        for _ in range(2)
+    )
     timer = Timer("a @ b", globals=dict(a=a, b=b), num_threads=torch.get_num_threads())
     times = timer.blocked_autorange(min_run_time=minimum).times
     return 2 * size**3 / median(times[len(times) // 2 :])
@@ -129,9 +155,12 @@ def product_rate(dtype: str, minimum: float = 1) -> float:
 def matmul_peak() -> dict[str, float]:
     """The rates by precision; in float16 where a GPU has units for that and none for bfloat16."""
     gpu = torch.cuda.is_available()
-    has = dict(float32=True, TF32=gpu and torch.cuda.is_tf32_supported(),
-               float16=gpu and (7, 0) <= torch.cuda.get_device_capability() < (8, 0),
-               bfloat16=best_dtype()[0] == "bfloat16")
+    has = dict(
+        float32=True,
+        TF32=gpu and torch.cuda.is_tf32_supported(),
+        float16=gpu and (7, 0) <= torch.cuda.get_device_capability() < (8, 0),
+        bfloat16=best_dtype()[0] == "bfloat16",
+    )
     return {name: product_rate(name) for name in has if has[name]}
 
 

@@ -34,15 +34,29 @@ from gpt_speed import children
 from gpt_speed.common import UserError, listed
 
 # The fields that are read here, and their types.
-HEADER = dict(id=str, study=str, kind=str, time=str, machine=dict, matmul_peak=dict,
-              data=str | None, sources=dict, options=list, commit=str | None)
+HEADER = dict(
+    id=str,
+    study=str,
+    kind=str,
+    time=str,
+    machine=dict,
+    matmul_peak=dict,
+    data=str | None,
+    sources=dict,
+    options=list,
+    commit=str | None,
+)
 FIELDS = records.FIELDS | {
     "study": HEADER | dict(plan=dict),
     "run": dict(id=str, name=str, round=int, seed=int, source_sha256=str),
     "ran": dict(seconds=NUMBER, error=str | None, matmul_rate=NUMBER | None),
 }
-FORMER = {"killed": "too_large", "text_too_short": "too_large",  # outcomes of earlier versions
-          "hung": "failed", "cannot_run": "not_tried"}
+FORMER = {
+    "killed": "too_large",
+    "text_too_short": "too_large",  # outcomes of earlier versions
+    "hung": "failed",
+    "cannot_run": "not_tried",
+}
 # What besides its script makes a run's results those of another one.
 how_it_runs = attrgetter("options", "processes", "cores", "torchrun")
 
@@ -87,10 +101,16 @@ class Measured:
         """Takes over what counts of an earlier start: results of the same scripts, options and
         cores, and how many rounds were planned before speedups could be seen."""
         ways = {run.name: how_it_runs(run) for run in self.plan.runs}
-        changed = {run.name for run in earlier.plan.runs
-                   if how_it_runs(run) != ways.get(run.name, how_it_runs(run))}
-        self.results = [result for result in earlier.results if result.name not in changed
-                        and result.source_sha256 == self.sources.get(result.name)]
+        changed = {
+            run.name
+            for run in earlier.plan.runs
+            if how_it_runs(run) != ways.get(run.name, how_it_runs(run))
+        }
+        self.results = [
+            result
+            for result in earlier.results
+            if result.name not in changed and result.source_sha256 == self.sources.get(result.name)
+        ]
         can_be_seen = any(result.round > 1 for result in earlier.results)
         rounds = earlier.plan.rounds or 1
         added = can_be_seen and 1 < rounds < (self.plan.rounds or 1)
@@ -112,8 +132,9 @@ class Measured:
         return "with other tokens" if self.data and today and self.data != today else None
 
     # What was trained on, where that isn't the book in GPT-2's tokens; else "".
-    text = property(lambda self: next(
-        (result.record.text for result in self.results if result.record), ""))
+    text = property(
+        lambda self: next((result.record.text for result in self.results if result.record), "")
+    )
 
     @property
     def peak(self) -> dict[str, float]:
@@ -132,8 +153,9 @@ class Measured:
         done = {result.key for result in answers}
         failed = {result.name for result in answers if not result.outcome.complete}
         without = failed | self.skipped().keys()
-        return [job for job in self.plan.jobs()
-                if job.key not in done and job.run.name not in without]
+        return [
+            job for job in self.plan.jobs() if job.key not in done and job.run.name not in without
+        ]
 
     def as_json(self) -> dict:
         """Returns its `study` line."""
@@ -149,14 +171,19 @@ class Measured:
         for run in self.plan.runs:
             smaller, text = run.requires, run.error
             expected = run.memory_growth * memory_gb.get(smaller, 0)
-            sizes = [result.record.end["reserved_gb"] or math.inf  # where the system hides it
-                     for result in self.results if result.name == run.name and result.record]
+            sizes = [
+                result.record.end["reserved_gb"] or math.inf  # where the system hides it
+                for result in self.results
+                if result.name == run.name and result.record
+            ]
             memory_gb[run.name] = max(sizes, default=expected)
             if smaller in failed:
                 text = f"not tried, since {labels[smaller]} failed"
             elif expected > limit:
-                text = (f"not tried: by the memory of {labels[smaller]} it would take more than"
-                        " half of the RAM")
+                text = (
+                    f"not tried: by the memory of {labels[smaller]} it would take more than"
+                    " half of the RAM"
+                )
             if text or smaller in reasons:
                 reasons[run.name] = reasons.get(smaller) or Outcome(Status.NOT_TRIED, text)
         return reasons
@@ -182,8 +209,11 @@ def read_journal(path: Path) -> list[Measured]:
         try:
             event = records.parse_event(line, FIELDS)
             if event["event"] == "study":
-                measured = Measured(**{name: event[name] for name in HEADER}, folder=path.parent,
-                                    plan=Plan.from_json(event["plan"]))
+                measured = Measured(
+                    **{name: event[name] for name in HEADER},
+                    folder=path.parent,
+                    plan=Plan.from_json(event["plan"]),
+                )
                 if measured.id in by_id:  # the newest comes last
                     measured.resume(by_id.pop(measured.id))
                 by_id[measured.id], run = measured, None
@@ -206,17 +236,27 @@ def make_result(run: dict, events: list[dict], ran: dict) -> Result:
     status = ran.get("outcome", "complete")
     outcome = Outcome(Status(FORMER.get(status, status)), ran["error"] or "")
     record = records.make_record(run["name"], events) if outcome.complete else None
-    return Result(run["name"], run["round"], run["seed"], run["source_sha256"], ran["seconds"],
-                  outcome, record, ran["matmul_rate"])
+    return Result(
+        run["name"],
+        run["round"],
+        run["seed"],
+        run["source_sha256"],
+        ran["seconds"],
+        outcome,
+        record,
+        ran["matmul_rate"],
+    )
 
 
 def newest(measurements: list[Measured]) -> list[Measured]:
     """Returns of each kind the newest measurement that has figures, or else the newest that tells
     why there are none; in the order of their first ones."""
+
     def rank(measured: Measured) -> int:
         # That no run can run is a finding as well.
-        has_figures = (any(result.outcome.complete for result in measured.results)
-                       or all(run.error for run in measured.plan.runs))
+        has_figures = any(result.outcome.complete for result in measured.results) or all(
+            run.error for run in measured.plan.runs
+        )
         return 2 if has_figures else min(1, len(measured.results))
 
     by_kind = {measured.kind: measured for measured in measurements}
@@ -270,6 +310,8 @@ def measuring(results: Path) -> Iterator[None]:
     refusal = "another measurement of this clone is running: two at once would distort each other"
     with locked(results), locked(common.BUILD, refusal):
         if left := children.still_running():
-            raise UserError("of an earlier start of measure.py still runs, and would distort this"
-                            f" one: process {listed(map(str, left))}")
+            raise UserError(
+                "of an earlier start of measure.py still runs, and would distort this"
+                f" one: process {listed(map(str, left))}"
+            )
         yield

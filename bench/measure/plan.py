@@ -63,8 +63,12 @@ class Plan:
         for number in range(1, (self.rounds or 1) + 1):
             first = self.first_seed + 1 + (number - 1) * self.seed_noise
             seeds = [self.seed_of(number), *range(first, first + self.seed_noise)]
-            new = [Job(run, number, seed) for run in self.runs if not run.error
-                   for seed in (seeds if run is self.runs[0] else seeds[:1])]
+            new = [
+                Job(run, number, seed)
+                for run in self.runs
+                if not run.error
+                for seed in (seeds if run is self.runs[0] else seeds[:1])
+            ]
             if self.order is not None:
                 pair, backwards = divmod(number - 1, 2)
                 random.Random(f"{self.order} {1 + 2 * pair}").shuffle(new)
@@ -78,9 +82,14 @@ class Plan:
     def as_json(self) -> dict:
         """Returns it for a journal, with the names of the scripts."""
         plan, empty = asdict(self), asdict(Run("", ""))
-        plan["runs"] = [{name: value.name if isinstance(value, Path) else value
-                         for name, value in run.items() if value != empty[name]}
-                        for run in plan["runs"]]
+        plan["runs"] = [
+            {
+                name: value.name if isinstance(value, Path) else value
+                for name, value in run.items()
+                if value != empty[name]
+            }
+            for run in plan["runs"]
+        ]
         return plan
 
     @classmethod

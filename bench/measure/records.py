@@ -35,12 +35,24 @@ LARGEST = 1e18  # what a number has to be below
 AT_LEAST_1 = "batch_size", "context_length", "world_size"
 # The fields that are read of some events, and their types.
 FIELDS: dict[str, dict] = {
-    "start": dict(schema=int, stage=str, environment=dict(gpu=str | None, cpu=str | None),
-                  config=dict(model=str, batch_size=int, context_length=int, world_size=int,
-                              device=str, dtype=str | None, flops_per_token=NUMBER)),
+    "start": dict(
+        schema=int,
+        stage=str,
+        environment=dict(gpu=str | None, cpu=str | None),
+        config=dict(
+            model=str,
+            batch_size=int,
+            context_length=int,
+            world_size=int,
+            device=str,
+            dtype=str | None,
+            flops_per_token=NUMBER,
+        ),
+    ),
     "log": dict(tokens=int, train_loss=NUMBER | None, val_loss=NUMBER | None, seconds=list),
-    "end": dict(status=str, error=str | None, avg_tok_per_sec=NUMBER | None,
-                reserved_gb=NUMBER | None),
+    "end": dict(
+        status=str, error=str | None, avg_tok_per_sec=NUMBER | None, reserved_gb=NUMBER | None
+    ),
 }
 
 
@@ -101,8 +113,7 @@ class Record:
     status = property(lambda self: self.end.get("status", "killed"))  # as schema 3 has it
     # What it was trained on, where that isn't the book in GPT-2's tokens; else "".
     text = property(lambda self: other_text(self.start.get("data")))
-    tokens_per_step = property(
-        lambda self: tokens_per_step(self.config, self.config["world_size"]))
+    tokens_per_step = property(lambda self: tokens_per_step(self.config, self.config["world_size"]))
     first_step_seconds = property(lambda self: self.logs[0]["seconds"][0] if self.logs else None)
 
     @property
@@ -112,8 +123,9 @@ class Record:
         if self.status == "out_of_memory":
             return Outcome(Status.OUT_OF_MEMORY, reason)
         if self.status != "complete":
-            return Outcome(Status.FAILED, reason if self.status == "failed" else
-                           f"{self.status}: {reason}")
+            return Outcome(
+                Status.FAILED, reason if self.status == "failed" else f"{self.status}: {reason}"
+            )
         if self.tok_per_sec and self.first_step_seconds:
             return COMPLETE
         return Outcome(Status.FAILED, "too short for a speed: raise --max-tokens")
@@ -125,8 +137,9 @@ class Record:
         if rewritten := self.end.get("quartiles_tok_per_sec"):
             return tuple(map(float, rewritten))
         first = 0 if self.config["world_size"] == 1 else 1
-        seconds = [second for log in self.logs
-                   for second in log["seconds"][first:] or log["seconds"]]
+        seconds = [
+            second for log in self.logs for second in log["seconds"][first:] or log["seconds"]
+        ]
         rates = [self.tokens_per_step / second for second in seconds[WARM_UP:]]
         if len(rates) < 3 or not self.end:
             return None
@@ -134,10 +147,12 @@ class Record:
 
     # The median over single steps, or the average of a run too short for a median.
     tok_per_sec = property(
-        lambda self: self.quartiles[1] if self.quartiles else self.end.get("avg_tok_per_sec"))
+        lambda self: self.quartiles[1] if self.quartiles else self.end.get("avg_tok_per_sec")
+    )
     # The seconds, compilation above all, that the first step takes more than a median one.
     first_step_excess = property(
-        lambda self: self.first_step_seconds - self.tokens_per_step / self.tok_per_sec)
+        lambda self: self.first_step_seconds - self.tokens_per_step / self.tok_per_sec
+    )
 
     @property
     def device_name(self) -> str:
@@ -165,15 +180,19 @@ class Record:
         """The log lines with a validation loss, as if the first step had taken as long as a median
         one: first_step_excess is the rest of it."""
         totals = accumulate(sum(log["seconds"]) for log in self.logs)
-        return [Point(log["tokens"], total - self.first_step_excess, log["val_loss"])
-                for log, total in zip(self.logs, totals, strict=True)
-                if log["val_loss"] is not None]
+        return [
+            Point(log["tokens"], total - self.first_step_excess, log["val_loss"])
+            for log, total in zip(self.logs, totals, strict=True)
+            if log["val_loss"] is not None
+        ]
 
     # In all, of which the first step counts as long as a median one.
     train_seconds = property(
-        lambda self: sum(sum(log["seconds"]) for log in self.logs) - self.first_step_excess)
+        lambda self: sum(sum(log["seconds"]) for log in self.logs) - self.first_step_excess
+    )
     lowest_val_loss = property(
-        lambda self: min((point.val_loss for point in self.steady), default=None))
+        lambda self: min((point.val_loss for point in self.steady), default=None)
+    )
 
     def val_loss_after(self, tokens: int | None) -> float | None:
         """Returns the validation loss after so many tokens per process, in whole steps, or the last
@@ -189,10 +208,15 @@ class Record:
         points = self.steady
         for before, point in zip(points[:1] + points, points, strict=False):
             if point.val_loss <= target:
-                share = 0 if before is point else (
-                    (before.val_loss - target) / (before.val_loss - point.val_loss))
-                return (before.tokens + share * (point.tokens - before.tokens),
-                        before.seconds + share * (point.seconds - before.seconds))
+                share = (
+                    0
+                    if before is point
+                    else ((before.val_loss - target) / (before.val_loss - point.val_loss))
+                )
+                return (
+                    before.tokens + share * (point.tokens - before.tokens),
+                    before.seconds + share * (point.seconds - before.seconds),
+                )
         return None
 
     def loss_at(self, seconds: float) -> float | None:
@@ -203,8 +227,11 @@ class Record:
         points = self.steady
         if not points or seconds < points[0].seconds:
             return None
-        return float(numpy.interp(seconds, [point.seconds for point in points],
-                                  [point.val_loss for point in points]))
+        return float(
+            numpy.interp(
+                seconds, [point.seconds for point in points], [point.val_loss for point in points]
+            )
+        )
 
 
 def tokens_per_step(config: dict, processes: int) -> int:
@@ -232,8 +259,7 @@ def check_fields(event: dict, types: dict) -> None:
 
 def is_number(value, least: float) -> bool:
     """Returns whether a value of JSON is a number in range; true and false are none."""
-    return (isinstance(value, NUMBER) and not isinstance(value, bool)
-            and least <= value < LARGEST)
+    return isinstance(value, NUMBER) and not isinstance(value, bool) and least <= value < LARGEST
 
 
 def parse_event(line: bytes, fields: dict[str, dict] = FIELDS) -> dict:

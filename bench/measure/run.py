@@ -24,7 +24,10 @@ MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "batches", "order"}
 
 
 def run_study(
-    study, setup: Setup, rounds: int | None = None, resume: bool | None = False,
+    study,
+    setup: Setup,
+    rounds: int | None = None,
+    resume: bool | None = False,
     deadline: float | None = None,
 ) -> tuple[bool, list[Measured]]:
     """Returns (whether it came to its end, what is measured of each of its plans).
@@ -50,20 +53,26 @@ def run_study(
     return finished, [measurement.measured for measurement in by_kind.values()]
 
 
-def earlier_measurement(study, plan: Plan, setup: Setup, first: Measured | None,
-                        required: bool | None) -> Measured | None:
+def earlier_measurement(
+    study, plan: Plan, setup: Setup, first: Measured | None, required: bool | None
+) -> Measured | None:
     """Returns what this plan continues with: the newest measurement of its kind, unless that is
     older than the `first` of the study, on which it depends. Raises UserError where none is there
     but it is `required`, or where it was measured in another way."""
     path = journal_of(setup.results, study.name)
-    earlier = next((measured for measured in reversed(read_journal(path))
-                    if measured.kind == plan.kind), None)
+    earlier = next(
+        (measured for measured in reversed(read_journal(path)) if measured.kind == plan.kind), None
+    )
     if required and not earlier and not first:
         raise UserError(f"nothing to resume in {relative(path)}", 2)
     if not earlier or first and earlier.time < first.time:
         return None
-    others = [field.name for field in fields(plan) if field.name not in MAY_DIFFER
-              and getattr(earlier.plan, field.name) != getattr(plan, field.name)]
+    others = [
+        field.name
+        for field in fields(plan)
+        if field.name not in MAY_DIFFER
+        and getattr(earlier.plan, field.name) != getattr(plan, field.name)
+    ]
     different = earlier.differs_from(setup) or others and f"with other settings: {others[0]}"
     if different:
         instead = "without --resume a new one begins" if required else ELSEWHERE
@@ -84,24 +93,39 @@ def has_answer(result: Result, plan: Plan) -> bool:
 class Measurement:
     """Measures the plans of one kind, of which a later one may have more runs."""
 
-    def __init__(self, study, plan: Plan, setup: Setup, resume: bool | None,
-                 first: Measured | None = None):
+    def __init__(
+        self, study, plan: Plan, setup: Setup, resume: bool | None, first: Measured | None = None
+    ):
         self.study, self.setup = study, setup
         self.path = journal_of(setup.results, study.name)
-        self.measured = None if resume is False else earlier_measurement(
-            study, plan, setup, first, required=resume)
+        self.measured = (
+            None
+            if resume is False
+            else earlier_measurement(study, plan, setup, first, required=resume)
+        )
         if self.measured:
             self.measured.retry = {
-                result.key for result in self.measured.results if not has_answer(result, plan)}
+                result.key for result in self.measured.results if not has_answer(result, plan)
+            }
         else:
             now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
             id = f"{now}-{os.getpid()}-{plan.kind}".rstrip("-")
             # Another order of runs in each measurement; but sizes grow.
             order = None if plan.stop_at_oom else zlib.crc32(id.encode())
             plan = replace(plan, order=order, batches=setup.batches)
-            self.measured = Measured(id, study.name, plan.kind, now, setup.machine,
-                                     setup.matmul_peak, None, {}, list(setup.options), plan,
-                                     folder=setup.results)
+            self.measured = Measured(
+                id,
+                study.name,
+                plan.kind,
+                now,
+                setup.machine,
+                setup.matmul_peak,
+                None,
+                {},
+                list(setup.options),
+                plan,
+                folder=setup.results,
+            )
 
     def run(self, plan: Plan, rounds: int | None, deadline: float | None) -> bool:
         """Runs what is left of this many rounds; returns whether it came to their end. `plan` may
@@ -111,7 +135,8 @@ class Measurement:
         later = 0.0  # seconds of the study's later plans
         if self.configs:
             _, later = sizing.estimate_later(
-                self.study, self.setup, plan, rounds, self.measured.matmul_peak)
+                self.study, self.setup, plan, rounds, self.measured.matmul_peak
+            )
         measured = self.measured
         while job := next(iter(measured.jobs_left()), None):
             seconds = sizing.seconds_left([job], measured.results, self.lengths)
@@ -128,14 +153,18 @@ class Measurement:
         that have changed since are dropped. Raises UserError, also for options that a script
         refuses, StackError, OSError."""
         earlier, setup = self.measured, self.setup
-        plan = replace(sizing.fit(plan, setup, earlier.plan.batches), order=earlier.plan.order,
-                       rounds=plan.rounds or rounds or self.study.rounds[setup.device])
+        plan = replace(
+            sizing.fit(plan, setup, earlier.plan.batches),
+            order=earlier.plan.order,
+            rounds=plan.rounds or rounds or self.study.rounds[setup.device],
+        )
         able = [run for run in plan.runs if not run.error]
         sources = {run.name: common.sha256(setup.scripts.text(run.script)) for run in able}
         self.measured = measured = replace(earlier, plan=plan, sources=earlier.sources | sources)
         measured.resume(earlier)
         if lost := {result.name for result in earlier.results} - {
-                result.name for result in measured.results}:
+            result.name for result in measured.results
+        }:
             print(f"changed since, so measured again: {listed(sorted(lost))}", flush=True)
         self.configs = sizing.configurations(able, setup) if measured.jobs_left() else {}
 
@@ -160,15 +189,19 @@ class Measurement:
         plan, name, text = self.measured.plan, job.run.name, str(result.outcome)
         if result.record:
             loss = result.record.val_loss_after(plan.loss_tokens)
-            text = (f"{result.record.tok_per_sec:,.0f} tok/sec, val loss"
-                    f" {'n/a' if loss is None else f'{loss:.3f}'}, {result.seconds:.0f} s")
+            text = (
+                f"{result.record.tok_per_sec:,.0f} tok/sec, val loss"
+                f" {'n/a' if loss is None else f'{loss:.3f}'}, {result.seconds:.0f} s"
+            )
         hint = ""
         out_of_memory = result.outcome.status is Status.OUT_OF_MEMORY
         if out_of_memory and self.setup.device == "cuda" and not plan.stop_at_oom:
             batch = self.configs[name]["batch_size"]
             options = shlex.join([*self.setup.options, "--batch-size", str(max(1, batch // 2))])
-            hint = (f"{name} doesn't fit at batch {batch}; all runs at half of it:"
-                    f" python measure.py {self.study.name} -- {options}\n")
+            hint = (
+                f"{name} doesn't fit at batch {batch}; all runs at half of it:"
+                f" python measure.py {self.study.name} -- {options}\n"
+            )
         return f"{hint}round {job.round}: {name}, seed {job.seed}: {text}"
 
 
@@ -180,9 +213,15 @@ def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
     measurement = Measurement(study, first, setup, resume)
     measurement.take(first, rounds)
     plan, jobs = measurement.measured.plan, measurement.measured.jobs_left()
-    peak = next((measured.matmul_peak for path in sorted(setup.results.glob("*.jsonl"))
-                 for measured in reversed(read_journal(path))
-                 if common.same_machine(measured.machine, setup.machine)), {})
+    peak = next(
+        (
+            measured.matmul_peak
+            for path in sorted(setup.results.glob("*.jsonl"))
+            for measured in reversed(read_journal(path))
+            if common.same_machine(measured.machine, setup.machine)
+        ),
+        {},
+    )
     lengths = sizing.lengths_of(plan, setup, measurement.configs, peak)
     for run in plan.runs:
         own = [job for job in jobs if job.run.name == run.name]

@@ -21,8 +21,18 @@ from gpt_speed.common import UserError
 
 # What every script is given, so that runs can be compared.
 OWN_OPTIONS = {
-    "--data", "--results-dir", "--name", "--device", "--seed", "--max-tokens", "--max-steps",
-    "--epochs", "--eval-freq", "--target-loss", "--help", "-h",
+    "--data",
+    "--results-dir",
+    "--name",
+    "--device",
+    "--seed",
+    "--max-tokens",
+    "--max-steps",
+    "--epochs",
+    "--eval-freq",
+    "--target-loss",
+    "--help",
+    "-h",
 }
 WITHOUT_END = ("--epochs", 10**6)  # for a run that ends by its tokens, or at its target
 START_SECONDS = {"cuda": 40, "cpu": 10}  # until a run trains, about, whether it compiles or not
@@ -71,7 +81,8 @@ def configurations(runs: list[Run], setup: Setup) -> dict[str, dict]:
     if new := [request for request in requests.values() if request not in setup.configurations]:
         one_rank = dict(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
         answers = processes.ask(  # for 02, as if torchrun had started it
-            "-m", "bench.measure.sizing", json.dumps(new), **one_rank)
+            "-m", "bench.measure.sizing", json.dumps(new), **one_rank
+        )
         setup.configurations |= zip(new, json.loads(answers), strict=True)
     configs = {name: setup.configurations[request] for name, request in requests.items()}
     for name, config in configs.items():
@@ -84,8 +95,9 @@ def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
     """Returns the plan with other batch sizes than published. Raises UserError."""
     if not batches or plan.stop_at_oom:
         return plan
-    free = [run for run in plan.runs if not run.error and not has_option(
-        "--batch-size", run.options)]
+    free = [
+        run for run in plan.runs if not run.error and not has_option("--batch-size", run.options)
+    ]
     configs, runs = configurations(free, setup), []
     for run in plan.runs:
         batch = run in free and batches.get(str(configs[run.name]["batch_size"]))
@@ -94,21 +106,29 @@ def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
     return replace(plan, runs=runs, batches=batches)
 
 
-def lengths_of(plan: Plan, setup: Setup, configs: dict[str, dict], matmul_peak: dict,
-               ) -> dict[str, Length]:
+def lengths_of(
+    plan: Plan,
+    setup: Setup,
+    configs: dict[str, dict],
+    matmul_peak: dict,
+) -> dict[str, Length]:
     """Returns how long each run trains that has a configuration, by its name."""
     runs = [run for run in plan.runs if run.name in configs]
     per_step = {run: tokens_per_step(configs[run.name], run.processes) for run in runs}
-    steps = {run: max(plan.min_steps, math.ceil((plan.tokens or 0) * run.processes / per_step[run]))
-             for run in runs}
+    steps = {
+        run: max(plan.min_steps, math.ceil((plan.tokens or 0) * run.processes / per_step[run]))
+        for run in runs
+    }
     if not plan.stop_at_oom:
         steps = dict.fromkeys(steps, max(steps.values(), default=0))
     lengths = {}
     for run in runs:
         config = configs[run.name]
         tokens, options = (
-            whole_script(run, plan, setup, per_step[run]) if plan.full_length else
-            some_steps(run, plan, per_step[run], steps[run]))
+            whole_script(run, plan, setup, per_step[run])
+            if plan.full_length
+            else some_steps(run, plan, per_step[run], steps[run])
+        )
         speed = expected_speed(run, matmul_peak, setup.machine, config)
         lengths[run.name] = Length(options, START_SECONDS[setup.device] + tokens / speed)
     return lengths
@@ -127,8 +147,11 @@ def some_steps(run: Run, plan: Plan, per_step: int, steps: int) -> tuple[int, tu
 def whole_script(run: Run, plan: Plan, setup: Setup, per_step: int) -> tuple[int, tuple]:
     """Returns the tokens, about, and the options of a run that is as long as its script, or has the
     plan's tokens or epochs."""
-    tokens = DEMO_TOKENS if setup.device == "cpu" else (
-        (plan.epochs or EPOCHS) * tokens_per_epoch(setup.data))
+    tokens = (
+        DEMO_TOKENS
+        if setup.device == "cpu"
+        else ((plan.epochs or EPOCHS) * tokens_per_epoch(setup.data))
+    )
     options: tuple = ("--epochs", plan.epochs) if plan.epochs else ()
     if plan.tokens:
         tokens = plan.tokens * run.processes
@@ -151,8 +174,11 @@ def expected_speed(run: Run, matmul_peak: dict, machine: dict, config: dict) -> 
     of matmuls in the type that is trained in, of which an A100 reaches the share that the published
     speed says, and float32 about half. Each GPU has that peak; the ranks of a CPU share it."""
     dtype, units = trained_in(machine), run.processes if machine["gpus"] else 1
-    share = FLOAT32_SHARE if dtype == "float32" else (
-        (run.expected or 0) / run.processes * flops_per_token({}) / A100_FLOPS)
+    share = (
+        FLOAT32_SHARE
+        if dtype == "float32"
+        else ((run.expected or 0) / run.processes * flops_per_token({}) / A100_FLOPS)
+    )
     return units * share * matmul_peak.get(dtype, 0) / flops_per_token(config) or UNKNOWN_SPEED
 
 
@@ -162,21 +188,32 @@ def flops_per_token(config: dict) -> int:
     return 6 * (12 * layers * width**2 + vocab_size * width) + 12 * layers * context * width
 
 
-def seconds_left(jobs: list[Job], results: list[Result], lengths: dict[str, Length],
-                 later: float = 0) -> float:
+def seconds_left(
+    jobs: list[Job], results: list[Result], lengths: dict[str, Length], later: float = 0
+) -> float:
     """Returns the seconds of some jobs by the median time of each run's results; of a run without
     results, and of what comes `later`, by estimate, corrected by how far the others' were off."""
-    medians = {name: median(result.seconds for result in results if result.name == name)
-               for name in {result.name for result in results}}
-    correction = median([seconds / lengths[name].seconds
-                         for name, seconds in medians.items() if name in lengths] or [1])
+    medians = {
+        name: median(result.seconds for result in results if result.name == name)
+        for name in {result.name for result in results}
+    }
+    correction = median(
+        [seconds / lengths[name].seconds for name, seconds in medians.items() if name in lengths]
+        or [1]
+    )
     names = [job.run.name for job in jobs]
     return correction * later + sum(
-        medians.get(name, correction * lengths[name].seconds) for name in names)
+        medians.get(name, correction * lengths[name].seconds) for name in names
+    )
 
 
-def estimate_later(study, setup: Setup, plan: Plan, rounds: int | None, matmul_peak: dict,
-                   ) -> tuple[int, float]:
+def estimate_later(
+    study,
+    setup: Setup,
+    plan: Plan,
+    rounds: int | None,
+    matmul_peak: dict,
+) -> tuple[int, float]:
     """Returns (how many runs, about how many seconds) the study's plans take that follow `plan`.
     Raises UserError, StackError, OSError."""
     count, seconds = 0, 0.0

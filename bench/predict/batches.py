@@ -29,11 +29,15 @@ def batches_that_fit(setup: Setup, composed: bool) -> dict[str, int]:
             options = setup.options
             if batch == "8":  # 00 has nothing to compile
                 options = [word for word in options if word not in ("--compile", "--no-compile")]
-            elif (script != FLOAT16 and trained_in(setup.machine) == "float32"
-                  and not has_option("--dtype", options)):
+            elif (
+                script != FLOAT16
+                and trained_in(setup.machine) == "float32"
+                and not has_option("--dtype", options)
+            ):
                 options = ["--dtype", "float32", *options]
-            needs = predict(setup.scripts, script, [*model, *options], setup.results,
-                            free - LOADED).needs
+            needs = predict(
+                setup.scripts, script, [*model, *options], setup.results, free - LOADED
+            ).needs
             batches[batch] = min(int(batch), fitting(needs, free, others=LOADED) or 1)
     except UserError as error:
         print(f"whether the published batch sizes fit isn't known: {error}", file=sys.stderr)
@@ -41,7 +45,10 @@ def batches_that_fit(setup: Setup, composed: bool) -> dict[str, int]:
     batches["32"] = min(batches["32"], 4 * batches["8"])
     if batches == {"8": 8, "32": 32}:
         return {}
-    print(f"{free / 1024:.1f} GB of the GPU's memory can be used: by prediction, batch size"
-          f" {batches['8']} in place of 8, and {batches['32']} in place of 32",
-          file=sys.stderr, flush=True)
+    print(
+        f"{free / 1024:.1f} GB of the GPU's memory can be used: by prediction, batch size"
+        f" {batches['8']} in place of 8, and {batches['32']} in place of 32",
+        file=sys.stderr,
+        flush=True,
+    )
     return batches

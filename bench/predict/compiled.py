@@ -34,7 +34,8 @@ PLANNING = {
     # No kernel is used: without vectors they are written sooner.
     "torch._inductor.config.cpp.simdlen": 1,
     # Random numbers needn't be the same in what is computed again.
-    "torch._functorch.partitioners.has_recomputable_rng_ops": lambda _: False}
+    "torch._functorch.partitioners.has_recomputable_rng_ops": lambda _: False,
+}
 
 
 def touch(node: SchedulerNode, index_vars) -> None:
@@ -54,17 +55,28 @@ def program(graph, inputs: list, is_backward: bool):
 
     def define_kernel(scheduling, source, nodes, arguments=None) -> str:
         arguments = arguments or scheduling.kernel_group.args
-        updated = {buffer.inner_name for buffer in arguments.inplace_buffers.values()
-                   if isinstance(buffer, InplacedBuffer)}  # they come first
+        updated = {
+            buffer.inner_name
+            for buffer in arguments.inplace_buffers.values()
+            if isinstance(buffer, InplacedBuffer)
+        }  # they come first
         name = f"kernel_{len(kernels)}"
         kernels[name] = lambda *args: _get_current_dispatch_mode().compiled_kernel(
-            len(updated), *args)
+            len(updated), *args
+        )
         return name
 
-    with (V.set_fake_mode(detect_fake_mode(inputs)), V.set_debug_handler(DebugContext()),
-          replaced({"torch._inductor.codegen.cpp.CppScheduling.define_kernel": define_kernel,
-                    "torch._inductor.codegen.cpp.CppKernelProxy.codegen_loops": lambda *_: None,
-                    "torch._inductor.scheduler.SchedulerNode.codegen": touch})):
+    with (
+        V.set_fake_mode(detect_fake_mode(inputs)),
+        V.set_debug_handler(DebugContext()),
+        replaced(
+            {
+                "torch._inductor.codegen.cpp.CppScheduling.define_kernel": define_kernel,
+                "torch._inductor.codegen.cpp.CppKernelProxy.codegen_loops": lambda *_: None,
+                "torch._inductor.scheduler.SchedulerNode.codegen": touch,
+            }
+        ),
+    ):
         compile_fx.view_to_reshape(graph)
         compile_fx._recursive_post_grad_passes(graph, is_inference=False)
         lowering = GraphLowering(graph, example_inputs=inputs, is_backward=is_backward)
@@ -74,7 +86,8 @@ def program(graph, inputs: list, is_backward: bool):
     scope = {"__name__": "compiled", **kernels}
     exec(code.value, scope)
     scope["empty_strided_cpu"] = lambda size, stride, dtype: torch.empty_strided(
-        size, stride, dtype=dtype, device="meta")
+        size, stride, dtype=dtype, device="meta"
+    )
     scope["assert_size_stride"] = lambda *_: None  # operators may lay out others
     return scope["call"]
 
@@ -89,9 +102,12 @@ def plan(model: nn.Module, tensors: tuple, inputs: tuple) -> tuple:
     of `tensors`, its parameters, buffers and inputs, the forward one takes, in which order."""
     programs = {}
     # Tensors on a CPU for the compiler, whose memory is never touched.
-    own = [torch.Tensor._make_subclass(
-        type(x), torch.empty(x.shape, dtype=x.dtype, device="cpu"), x.requires_grad)
-        for x in tensors]
+    own = [
+        torch.Tensor._make_subclass(
+            type(x), torch.empty(x.shape, dtype=x.dtype, device="cpu"), x.requires_grad
+        )
+        for x in tensors
+    ]
 
     def compile(is_backward: bool, graph, example_inputs):
         programs[is_backward] = program(graph, example_inputs, is_backward)
@@ -104,21 +120,27 @@ def plan(model: nn.Module, tensors: tuple, inputs: tuple) -> tuple:
         with V.set_fake_mode(detect_fake_mode(joint_inputs)):
             joint_graph_passes(graph)
         return min_cut_rematerialization_partition(
-            graph, joint_inputs, compiler="inductor", **options)
+            graph, joint_inputs, compiler="inductor", **options
+        )
 
     def backend(graph, example_inputs):
         (outputs,) = graph.graph.find_nodes(op="output")[0].args
         if len(outputs) > 1:
             raise NotImplementedError("a model with several results can't be traced")
         return aot_module_simplified(
-            graph, example_inputs, partial(compile, False), partial(compile, True), partition,
-            select_decomp_table())
+            graph,
+            example_inputs,
+            partial(compile, False),
+            partial(compile, True),
+            partition,
+            select_decomp_table(),
+        )
 
     with _disable_current_modes(), torch.enable_grad(), replaced(PLANNING):
         copied = copy.deepcopy(model, dict(zip(map(id, tensors), own, strict=True)))
         torch._dynamo.reset()
         try:
-            real_compile(copied, backend=backend, fullgraph=True)(*own[-len(inputs):])
+            real_compile(copied, backend=backend, fullgraph=True)(*own[-len(inputs) :])
         except Planned as planned:
             keys = [key_of(x) for x in own]
             return programs[False], programs[True], [keys.index(key_of(x)) for x in planned.args]

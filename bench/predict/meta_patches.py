@@ -31,8 +31,13 @@ def key_of(tensor: torch.Tensor) -> int:
 
 def begin_ranks() -> None:
     """Starts the ranks of 02 as torchrun does; nothing is sent."""
-    os.environ |= dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(WORLD_SIZE),
-                       MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    os.environ |= dict(
+        RANK="0",
+        LOCAL_RANK="0",
+        WORLD_SIZE=str(WORLD_SIZE),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="0",
+    )
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD_SIZE)
 
 
@@ -113,12 +118,17 @@ def as_on_cuda(compile) -> ExitStack:
     """Replaces all of it for bench.predict.trace, and torch.compile by `compile`."""
     # On CUDA an optimizer works on all tensors at once unless it is told not to.
     devices = [*torch.utils._foreach_utils._get_foreach_kernels_supported_devices(), "meta"]
-    return replaced({
-        "torch.autocast": Autocast, "torch.compile": compile,
-        "torch.nn.functional.dropout": dropout, "torch.nn.functional.linear": linear,
-        "torch.nn.functional.scaled_dot_product_attention": attention,
-        "torch.nn.parallel.DistributedDataParallel": Buckets,
-        "torch.optim.adam._device_dtype_check_for_fused": lambda *_, **__: None,
-        "torch.optim.optimizer._get_foreach_kernels_supported_devices": lambda: devices,
-        "torch.distributed.fsdp.fully_shard": refused("weights that ranks share"),
-        "torch.autograd.graph.save_on_cpu": refused("activations in the CPU's memory")})
+    return replaced(
+        {
+            "torch.autocast": Autocast,
+            "torch.compile": compile,
+            "torch.nn.functional.dropout": dropout,
+            "torch.nn.functional.linear": linear,
+            "torch.nn.functional.scaled_dot_product_attention": attention,
+            "torch.nn.parallel.DistributedDataParallel": Buckets,
+            "torch.optim.adam._device_dtype_check_for_fused": lambda *_, **__: None,
+            "torch.optim.optimizer._get_foreach_kernels_supported_devices": lambda: devices,
+            "torch.distributed.fsdp.fully_shard": refused("weights that ranks share"),
+            "torch.autograd.graph.save_on_cpu": refused("activations in the CPU's memory"),
+        }
+    )

@@ -79,12 +79,19 @@ class Prediction(NamedTuple):
         return expected and expected * self.flops_per_token / card.peak
 
 
-def fitting(needs: dict[int, MemoryNeed], mib: int, batch: int | None = None,
-            others: int = OTHERS) -> int:
+def fitting(
+    needs: dict[int, MemoryNeed], mib: int, batch: int | None = None, others: int = OTHERS
+) -> int:
     """Returns the largest of BATCHES, or `batch` instead, if it fits a card with this many MiB, of
     which `others` are left free; 0 where none does."""
-    return max((size for size in ([batch] if batch else BATCHES)
-                if size in needs and needs[size].minimum <= mib - others), default=0)
+    return max(
+        (
+            size
+            for size in ([batch] if batch else BATCHES)
+            if size in needs and needs[size].minimum <= mib - others
+        ),
+        default=0,
+    )
 
 
 def span(low: float, high: float) -> str:
@@ -93,9 +100,15 @@ def span(low: float, high: float) -> str:
     return f"{low:,.{places}f}–{high:,.{places}f}"
 
 
-def predict(scripts: Scripts, script: str | Path, options: list[str], results: Path,
-            smallest: int | None = None, batch: int | None = None, retrace: bool = False
-            ) -> Prediction:
+def predict(
+    scripts: Scripts,
+    script: str | Path,
+    options: list[str],
+    results: Path,
+    smallest: int | None = None,
+    batch: int | None = None,
+    retrace: bool = False,
+) -> Prediction:
     """Predicts what a script with these options takes at each of BATCHES, and at `batch`; the sizes
     below TRACED, which have to be traced one by one, only if a card of `smallest` MiB is too small
     for these. Unless `retrace`, a prediction stored in `results` or results/reference is returned
@@ -117,8 +130,13 @@ def predict(scripts: Scripts, script: str | Path, options: list[str], results: P
     return new
 
 
-def predict_all(scripts: Scripts, wanted: list[tuple[str | Path, list[str]]], results: Path,
-                smallest: int, retrace: bool = False) -> str:
+def predict_all(
+    scripts: Scripts,
+    wanted: list[tuple[str | Path, list[str]]],
+    results: Path,
+    smallest: int,
+    retrace: bool = False,
+) -> str:
     """Predicts the scripts of which nothing is stored or whose code has changed, or all of them.
     Returns how many are predicted. Raises StackError, OSError."""
     results.mkdir(parents=True, exist_ok=True)
@@ -142,13 +160,17 @@ def trace(text: bytes, options: list[str]) -> Prediction:
     events = [answer["events"] for answer in traces.values()]
     needs = dict(zip(TRACED, map(memory_need, events), strict=True))
     with suppress(ValueError):  # then predict() traces these
-        needs |= {size: memory_need(at_batch(size, *events))
-                  for size in BATCHES if size > TRACED[-1]}
-    steps = {size: [Work(*row[:3], *map(float, row[3:])) for row in answer["step"]]
-             for size, answer in traces.items()}
+        needs |= {
+            size: memory_need(at_batch(size, *events)) for size in BATCHES if size > TRACED[-1]
+        }
+    steps = {
+        size: [Work(*row[:3], *map(float, row[3:])) for row in answer["step"]]
+        for size, answer in traces.items()
+    }
     first = traces[TRACED[0]]
-    return Prediction(needs, steps, first["tokens"] // TRACED[0], first["flops_per_token"],
-                      code_of(text))
+    return Prediction(
+        needs, steps, first["tokens"] // TRACED[0], first["flops_per_token"], code_of(text)
+    )
 
 
 def at_batch(batch: int, first: list[int], second: list[int]) -> list[int]:
@@ -162,8 +184,9 @@ def at_batch(batch: int, first: list[int], second: list[int]) -> list[int]:
     return events
 
 
-def ask(text: bytes, options: list[str], batches: Sequence[int], optional: Sequence[int] = ()
-        ) -> dict[int, dict]:
+def ask(
+    text: bytes, options: list[str], batches: Sequence[int], optional: Sequence[int] = ()
+) -> dict[int, dict]:
     """Traces a script in a process of its own. Returns what bench.predict.trace.trace() does, by
     the batch size, without the `optional` ones that the script refuses. Raises UserError."""
     with tempfile.TemporaryDirectory() as folder:
@@ -171,9 +194,12 @@ def ask(text: bytes, options: list[str], batches: Sequence[int], optional: Seque
         script.write_bytes(text)
         requests = [dict(script=str(script), options=options, batch=batch) for batch in batches]
         code, out, err = children.run_child(
-            [sys.executable, "-m", "bench.predict.trace", json.dumps(requests)], ROOT,
-            OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",  # it computes nothing
-            PYTHONUTF8="1")  # PyTorch reads its own files by the locale
+            [sys.executable, "-m", "bench.predict.trace", json.dumps(requests)],
+            ROOT,
+            OMP_NUM_THREADS="1",
+            CUDA_VISIBLE_DEVICES="",  # it computes nothing
+            PYTHONUTF8="1",
+        )  # PyTorch reads its own files by the locale
     if code:
         raise UserError(REFUSED + processes.error_line(err))
     traces = {}
@@ -195,8 +221,11 @@ def code_of(text: bytes) -> str:
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            node.body = [line for line in node.body if not (
-                isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))]
+            node.body = [
+                line
+                for line in node.body
+                if not (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))
+            ]
         elif isinstance(node, ast.Call) and getattr(node.func, "id", None) == "option":
             node.args[1:2] = []  # option(default, help text, ...)
         elif isinstance(node, ast.JoinedStr):  # 3.12.1 adds empty texts to the formats of f-strings
@@ -208,14 +237,16 @@ def plain(node):
     """Returns a part of a syntax tree for json, without empty fields: which ones there are depends
     on the version of Python."""
     if isinstance(node, ast.AST):
-        fields = {name: plain(value) for name, value in ast.iter_fields(node)
-                  if value not in ([], None)}
+        fields = {
+            name: plain(value) for name, value in ast.iter_fields(node) if value not in ([], None)
+        }
         return {type(node).__name__: fields}
     return [plain(part) for part in node] if isinstance(node, list) else repr(node)
 
 
-def load(scripts: Scripts, script: str | Path, options: list[str], *folders: Path
-         ) -> Prediction | None:
+def load(
+    scripts: Scripts, script: str | Path, options: list[str], *folders: Path
+) -> Prediction | None:
     """Returns the prediction that the first of the folders stores, maybe of other code of the
     script; None where none does. Raises StackError."""
     key = key_of(scripts, script, options)
@@ -224,9 +255,14 @@ def load(scripts: Scripts, script: str | Path, options: list[str], *folders: Pat
             with suppress(AttributeError, LookupError, TypeError, ValueError):  # an older form
                 return Prediction(
                     {int(size): MemoryNeed(*need) for size, need in entry["needs"].items()},
-                    {size: [Work(*work) for work in entry["works"][str(size)]["step"]]
-                     for size in TRACED},
-                    entry["context_length"], entry["flops_per_token"], entry["code"])
+                    {
+                        size: [Work(*work) for work in entry["works"][str(size)]["step"]]
+                        for size in TRACED
+                    },
+                    entry["context_length"],
+                    entry["flops_per_token"],
+                    entry["code"],
+                )
     return None
 
 
@@ -235,10 +271,17 @@ def save(results: Path, key: str, prediction: Prediction) -> None:
     from filelock import FileLock  # which PyTorch brings along
 
     works = {size: dict(step=step) for size, step in prediction.steps.items()}
-    entry = dict(needs=prediction.needs, works=works, context_length=prediction.context_length,
-                 flops_per_token=prediction.flops_per_token, code=prediction.code)
+    entry = dict(
+        needs=prediction.needs,
+        works=works,
+        context_length=prediction.context_length,
+        flops_per_token=prediction.flops_per_token,
+        code=prediction.code,
+    )
     with FileLock(results / ".predict.lock"):
         entries = read_kept(results / NAME) | {key: entry}
-        lines = (f"{json.dumps(key)}: {json.dumps(entry, separators=(',', ':'))}"
-                 for key, entry in entries.items())
+        lines = (
+            f"{json.dumps(key)}: {json.dumps(entry, separators=(',', ':'))}"
+            for key, entry in entries.items()
+        )
         write_whole(results / NAME, "{\n" + ",\n".join(lines) + "\n}\n")

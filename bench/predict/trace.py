@@ -51,9 +51,17 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, buffers = kwargs or {}, []
         if func is aten._fused_adamw_.default:  # it isn't there for tensors without storage
-            self.add_work("optimizer", "", True, 1, 0, sum(
-                2 * bytes_of(weight, *averages) + bytes_of(gradient)
-                for weight, gradient, *averages in zip(*args[:4], strict=True)))
+            self.add_work(
+                "optimizer",
+                "",
+                True,
+                1,
+                0,
+                sum(
+                    2 * bytes_of(weight, *averages) + bytes_of(gradient)
+                    for weight, gradient, *averages in zip(*args[:4], strict=True)
+                ),
+            )
             return None
         if func is aten._amp_update_scale_.default:  # nor is this one
             return args[0]
@@ -81,8 +89,9 @@ class Recorder(TorchDispatchMode):
         """Counts a kernel that the compiler has made: it reads or writes each of its tensors once,
         or both of the first `updated`."""
         tensors = [x for x in args if is_meta(x)]
-        self.add_work(self.kind_of("", tensors, 0), "", True, 1, 0,
-                      bytes_of(*tensors, *tensors[:updated]))
+        self.add_work(
+            self.kind_of("", tensors, 0), "", True, 1, 0, bytes_of(*tensors, *tensors[:updated])
+        )
 
     def kind_of(self, name: str, tensors: list, flops: int) -> str:
         """Returns one of speed.KINDS: products are the matmuls of linear layers, head is the one
@@ -95,7 +104,8 @@ class Recorder(TorchDispatchMode):
         if any(x.shape[-1:] == (V,) for x in tensors):  # logits; the weights are (V, C)
             return "loss"
         if "attention" in name or any(
-                x.shape[-2:] == (T, T) and (x.dim() == 4 or "bmm" in name) for x in tensors):
+            x.shape[-2:] == (T, T) and (x.dim() == 4 or "bmm" in name) for x in tensors
+        ):
             return "attention"
         return "products" if flops else "rest"
 
@@ -153,8 +163,9 @@ def trace(module, options: list[str], batch: int) -> dict:
     with torch.device("meta"):
         model = module.GPTModel(config)
     # Zeros for more steps than are made, which take no memory.
-    windows = module.TokenWindows(np.broadcast_to(
-        np.uint16(0), 2 * STEPS * WORLD_SIZE * tokens + 1), config.context_length)
+    windows = module.TokenWindows(
+        np.broadcast_to(np.uint16(0), 2 * STEPS * WORLD_SIZE * tokens + 1), config.context_length
+    )
     data = module.Data(meta={}, train=windows, val=windows, tokenizer=None)
 
     def start(model, *_):  # it was moved to the device; no operator makes cuBLAS's workspace
@@ -162,24 +173,32 @@ def trace(module, options: list[str], batch: int) -> dict:
             recorder.record(tensor)
         recorder.add(WORKSPACE)
 
-    run = SimpleNamespace(start=start, log=lambda *_: None,
-                          epoch=lambda *_: events.extend(recorder.events))
-    with (Recorder(config) as recorder,
-          register_optimizer_step_pre_hook(lambda one, *_: recorder.updating.append(one)),
-          register_optimizer_step_post_hook(lambda *_: recorder.updating.pop())):
+    run = SimpleNamespace(
+        start=start, log=lambda *_: None, epoch=lambda *_: events.extend(recorder.events)
+    )
+    with (
+        Recorder(config) as recorder,
+        register_optimizer_step_pre_hook(lambda one, *_: recorder.updating.append(one)),
+        register_optimizer_step_post_hook(lambda *_: recorder.updating.pop()),
+    ):
         module.train(model, data, config, run, lambda _: recorder.mark())
     if len(recorder.work) != STEPS + 4:  # marks are before, after each step, and at log lines
         raise NotImplementedError("its loop takes the time in another way than 00's")
     return dict(
-        events=events, step=[*recorder.work[-3].values()], tokens=tokens,
-        flops_per_token=module.count_parameters(model, config)["flops_per_token"])
+        events=events,
+        step=[*recorder.work[-3].values()],
+        tokens=tokens,
+        flops_per_token=module.count_parameters(model, config)["flops_per_token"],
+    )
 
 
 def answer(script: str, options: list[str], batch: int) -> dict:
     """Returns the `trace` of a file, or the `error` for which there is none."""
     if not torch.__version__.startswith(f"{PYTORCH}."):
-        return dict(error=f"predictions can be made again with PyTorch {PYTORCH}, not with"
-                          f" {torch.__version__}; stored ones work with any")
+        return dict(
+            error=f"predictions can be made again with PyTorch {PYTORCH}, not with"
+            f" {torch.__version__}; stored ones work with any"
+        )
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(printed):

@@ -17,10 +17,15 @@ def choices() -> dict[str, Run]:
     """Returns what one can choose: the ladder, which ends with 02, and the variants of 01; then
     what stands in for 02 on a GPU without bfloat16 units. Raises UserError, StackError."""
     scripts = stored.scripts()
-    runs = {scripts.canonical(run.script): run.replace(label=f"{run.number} {run.technique}")
-            for run in scripts.ladder(stored.GPUS)}
-    labels = {"00": "00, the baseline", "01": f"01, all {runs['01'].number} techniques",
-              "02": f"02, on {stored.GPUS} GPUs"}
+    runs = {
+        scripts.canonical(run.script): run.replace(label=f"{run.number} {run.technique}")
+        for run in scripts.ladder(stored.GPUS)
+    }
+    labels = {
+        "00": "00, the baseline",
+        "01": f"01, all {runs['01'].number} techniques",
+        "02": f"02, on {stored.GPUS} GPUs",
+    }
     runs |= {name: runs[name].replace(label=label) for name, label in labels.items()}
     runs |= {run.label: run for run in stored.variants() if run.script not in STAGES}
     run = scripts.float16(scripts.stage("02", stored.GPUS))
@@ -44,20 +49,31 @@ def script_data(name: str, run: Run, predictions: dict[str, Prediction]) -> dict
         train, ask = " ".join(["my.py", *run.options]), f' --variants "{run.label}"'
     start = f"torchrun --nproc_per_node={run.processes}" if run.processes > 1 else "python"
     return dict(
-        label=run.label, number=run.number, gpus=run.processes, kind=kind,
-        commands=[*before, f"{start} {train}"], predict=f"python measure.py predict{ask}",
-        published=run.published, needs={
-            model: {batch: [gb(need.reserved), gb(need.minimum)]
-                    for batch, need in prediction.needs.items() if batch in BATCHES}
-            for model, prediction in predictions.items()})
+        label=run.label,
+        number=run.number,
+        gpus=run.processes,
+        kind=kind,
+        commands=[*before, f"{start} {train}"],
+        predict=f"python measure.py predict{ask}",
+        published=run.published,
+        needs={
+            model: {
+                batch: [gb(need.reserved), gb(need.minimum)]
+                for batch, need in prediction.needs.items()
+                if batch in BATCHES
+            }
+            for model, prediction in predictions.items()
+        },
+    )
 
 
 def gb(mib: int) -> float:
     return round(mib / 1024, 2)
 
 
-def gpu_data(card: Card, runs: dict[str, Run],
-             predictions: dict[str, dict[str, Prediction]]) -> dict:
+def gpu_data(
+    card: Card, runs: dict[str, Run], predictions: dict[str, dict[str, Prediction]]
+) -> dict:
     """Returns what the page has of a GPU, with the speeds of each script and model that fit it."""
     speeds: dict[str, dict] = {name: {} for name in predictions}
     for name, by_model in predictions.items():
@@ -72,7 +88,8 @@ def gpu_data(card: Card, runs: dict[str, Run],
         bfloat16=card.bfloat16,
         nvidia=not card.is_amd,
         instead={} if card.bfloat16 else {"01": FLOAT16, "02": f"02+{FLOAT16}"},
-        speeds=speeds)
+        speeds=speeds,
+    )
 
 
 def speeds_on(card: Card, run: Run, prediction: Prediction) -> dict[int, list]:
@@ -102,13 +119,19 @@ def data_block() -> str:
         "models": MODELS,
         "context": predictions["00"]["gpt2"].context_length,
         "others": stored.published_others(),  # measured, with their programs
-        "about": {patch.name: prose_of(patch)
-                  for patch in (*stack.load(), *stack.load_variants()) if patch.name in names},
-        "scripts": {name: script_data(name, runs[name], by_model)
-                    for name, by_model in predictions.items()},
-        "gpus": {name: gpu_data(card, runs, predictions)
-                 for name, card in sorted(CARDS.items(), key=lambda item: item[1][:2])  # by memory
-                 if card.capability >= 7},  # 01 needs it
+        "about": {
+            patch.name: prose_of(patch)
+            for patch in (*stack.load(), *stack.load_variants())
+            if patch.name in names
+        },
+        "scripts": {
+            name: script_data(name, runs[name], by_model) for name, by_model in predictions.items()
+        },
+        "gpus": {
+            name: gpu_data(card, runs, predictions)
+            for name, card in sorted(CARDS.items(), key=lambda item: item[1][:2])  # by memory
+            if card.capability >= 7
+        },  # 01 needs it
     }
     return f'<script type="application/json" id="data">\n{as_json(data, 2)}\n</script>'
 
@@ -116,6 +139,11 @@ def data_block() -> str:
 def as_json(value, levels: int = 0) -> str:
     """Returns JSON for a page, with a line for each entry of the outer levels."""
     if levels and isinstance(value, dict):
-        return "{\n" + ",\n".join(f"{as_json(name)}:{as_json(part, levels - 1)}"
-                                  for name, part in value.items()) + "\n}"
+        return (
+            "{\n"
+            + ",\n".join(
+                f"{as_json(name)}:{as_json(part, levels - 1)}" for name, part in value.items()
+            )
+            + "\n}"
+        )
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")

@@ -22,10 +22,17 @@ def gains_of(machine: dict, device: str, results: Path) -> tuple[dict[str, float
             similar = trained_in(other) == trained_in(machine), other["name"] == machine["name"]
             if not all(similar):
                 where += f", another machine than this one, in {trained_in(other)}"
-            gains = {str(row.run.script): row.factor for row in rows
-                     if row.factor and len(row.techniques) < 2}
-            if (gains and other["device"] == device and rows[0].tok_per_sec
-                    and (similar[0] or device == "cpu")):
+            gains = {
+                str(row.run.script): row.factor
+                for row in rows
+                if row.factor and len(row.techniques) < 2
+            }
+            if (
+                gains
+                and other["device"] == device
+                and rows[0].tok_per_sec
+                and (similar[0] or device == "cpu")
+            ):
                 sessions.append((similar, path.parent, where, gains))
     if not sessions:
         return {}, ""
@@ -40,5 +47,6 @@ def gains_of(machine: dict, device: str, results: Path) -> tuple[dict[str, float
 def medians(sessions: list[dict[str, float]]) -> dict[str, float]:
     """Returns the median over the sessions of each technique's speedup."""
     patches = dict.fromkeys(patch for gains in sessions for patch in gains)
-    return {patch: median(gains[patch] for gains in sessions if patch in gains)
-            for patch in patches}
+    return {
+        patch: median(gains[patch] for gains in sessions if patch in gains) for patch in patches
+    }

@@ -27,8 +27,10 @@ def look_at(data: Path, results: Path) -> dict:
     processes.prepare_tokens(data)
     here, look = this_machine(), read_look(results)
     if look and (different := difference(look["machine"], here)):
-        raise UserError(f"{relative(results)} holds the report of another machine or PyTorch"
-                        f" ({different}); {common.ELSEWHERE}")
+        raise UserError(
+            f"{relative(results)} holds the report of another machine or PyTorch"
+            f" ({different}); {common.ELSEWHERE}"
+        )
     if not look:
         look = processes.ask_machine("look")
         write_whole(results / "machine.json", json.dumps(look, indent=1))
@@ -48,14 +50,20 @@ def machine_section(look: dict) -> str:
     device, gpu = f"No GPU, so the small model `cpu-demo` is trained; {machine['cpu']}", ""
     if machine["gpus"]:
         device = f"{machine['gpus']} × {machine['name']}, host {machine['cpu']}"
-        gpu = (f", CUDA {machine['cuda']}, driver {machine['driver']}, compute capability"
-               f" {machine['capability']}")
-    return "\n\n".join([
-        f"{device}. PyTorch {machine['torch']}, Python {machine['python']}, {machine['os']},"
-        f" {machine['threads']} threads{gpu}. 01 and 02 train in {trained_in(machine)}.",
-        f"{peak_note(look['matmul_peak'])} Memory: {fmt(look['memory_gb'], '.1f') or 'n/a'} GB.",
-        f"torch.compile doesn't work: {error}" if error else "torch.compile works.",
-        *(f"Missing: {thing}." for thing in look["missing"])])
+        gpu = (
+            f", CUDA {machine['cuda']}, driver {machine['driver']}, compute capability"
+            f" {machine['capability']}"
+        )
+    return "\n\n".join(
+        [
+            f"{device}. PyTorch {machine['torch']}, Python {machine['python']}, {machine['os']},"
+            f" {machine['threads']} threads{gpu}. 01 and 02 train in {trained_in(machine)}.",
+            f"{peak_note(look['matmul_peak'])}"
+            f" Memory: {fmt(look['memory_gb'], '.1f') or 'n/a'} GB.",
+            f"torch.compile doesn't work: {error}" if error else "torch.compile works.",
+            *(f"Missing: {thing}." for thing in look["missing"]),
+        ]
+    )
 
 
 def headline(results: Path) -> str:
@@ -72,8 +80,10 @@ def headline(results: Path) -> str:
     else:
         return ""
     if len(factors := all_factors(results)) > 1:
-        text += (f" In the {len(factors)} measurements of this folder 01 is"
-                 f" {spread(factors, '.2f')} times as fast as 00.")
+        text += (
+            f" In the {len(factors)} measurements of this folder 01 is"
+            f" {spread(factors, '.2f')} times as fast as 00."
+        )
     return text
 
 
@@ -90,16 +100,20 @@ def is_whole(row: Row) -> bool:
 def ladder_headline(row: Row) -> str:
     interval = spread(row.speedup(over=row.baseline).interval, ".1f")
     certainty = f" (95 %: {interval})" if interval else ""
-    return (f"{row.label} trains **{row.tok_per_sec:,.0f} tok/sec,"
-            f" {row.factor_baseline:.1f} times** {row.baseline.label}'s"
-            f" {row.baseline.tok_per_sec:,.0f}{certainty};"
-            f" {runs_text(min(row.rounds, row.baseline.rounds))}.")
+    return (
+        f"{row.label} trains **{row.tok_per_sec:,.0f} tok/sec,"
+        f" {row.factor_baseline:.1f} times** {row.baseline.label}'s"
+        f" {row.baseline.tok_per_sec:,.0f}{certainty};"
+        f" {runs_text(min(row.rounds, row.baseline.rounds))}."
+    )
 
 
 def stages_headline(plain: Row, fast: Row, runs: int) -> str:
-    return (f"{fast.label} trains **{fast.tok_per_sec:,.0f} tok/sec,"
-            f" {fast.factor_baseline:.2f} times** 00's {plain.tok_per_sec:,.0f} (published, on an"
-            f" A100: {fast.published_factor_baseline:.2f} times); {runs_text(runs)}.")
+    return (
+        f"{fast.label} trains **{fast.tok_per_sec:,.0f} tok/sec,"
+        f" {fast.factor_baseline:.2f} times** 00's {plain.tok_per_sec:,.0f} (published, on an"
+        f" A100: {fast.published_factor_baseline:.2f} times); {runs_text(runs)}."
+    )
 
 
 def runs_text(runs: int) -> str:
@@ -109,9 +123,12 @@ def runs_text(runs: int) -> str:
 
 def all_factors(results: Path) -> list[float]:
     """Returns how many times as fast as 00 01 was in each measurement of a folder that has both."""
-    factors = [factor_of(rows) for study in ("ladder", "stages", "time-to-loss")
-               for path in sorted(results.glob(f"{study}*.jsonl"))
-               for _, rows in found_in(results, path.stem)]
+    factors = [
+        factor_of(rows)
+        for study in ("ladder", "stages", "time-to-loss")
+        for path in sorted(results.glob(f"{study}*.jsonl"))
+        for _, rows in found_in(results, path.stem)
+    ]
     return [factor for factor in factors if factor]
 
 
@@ -121,6 +138,5 @@ def factor_of(rows: list[Row]) -> float | None:
     base = rows[0].run
     if base.options or base.stage != "00" and base.number != 0:
         return None
-    ends = [row for row in rows
-            if not row.run.options and (row.run.stage == "01" or is_whole(row))]
+    ends = [row for row in rows if not row.run.options and (row.run.stage == "01" or is_whole(row))]
     return ends[-1].factor_baseline if ends else None

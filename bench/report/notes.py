@@ -49,12 +49,15 @@ def machine_note(measured, rows: list[Row]) -> str:
     """Returns on what was measured, and how: seeds, rounds, options, batch sizes, text, float32."""
     plan, machine, seed = measured.plan, measured.machine, measured.plan.first_seed
     last = seed + max((row.rounds for row in rows), default=0) - 1
-    parts = [f"seeds {seed} to {last}" if plan.new_seeds and last > seed else f"seed {seed}",
-             rounds_note(measured, rows)]
+    parts = [
+        f"seeds {seed} to {last}" if plan.new_seeds and last > seed else f"seed {seed}",
+        rounds_note(measured, rows),
+    ]
     if measured.options:
         parts.append(f"options `{shlex.join(measured.options)}`")
-    parts += [f"batch size {batch} in place of {published}"
-              for published, batch in plan.batches.items()]
+    parts += [
+        f"batch size {batch} in place of {published}" for published, batch in plan.batches.items()
+    ]
     if measured.text:
         parts.append(f"text: {measured.text}")
     text = f"{machine['name']}, PyTorch {machine['torch']}; {', '.join(parts)}."
@@ -84,8 +87,9 @@ def speedup_note(rows: list[Row]) -> str:
     elif one_reference(rows):
         over = "over the first row"
     text = f"Speedups are {over}; docs/methodology.md says what else the columns mean."
-    if labels := [f"`{row.label}`" for row in rows
-                  if row.record and row.record.config.get("compile") is False]:
+    if labels := [
+        f"`{row.label}`" for row in rows if row.record and row.record.config.get("compile") is False
+    ]:
         text += f" Not compiled, for lack of a compiler or by choice: {', '.join(labels)}."
     return text
 
@@ -93,8 +97,13 @@ def speedup_note(rows: list[Row]) -> str:
 def full_notes(measured, rows: list[Row]) -> list[str]:
     """Returns what stands below a bench.report.tables.full_table."""
     plan, noise = measured.plan, rows[0].seed_noise
-    length = (f"{plan.tokens:,} tokens" if plan.tokens else
-              counted(plan.epochs, "epoch") if plan.epochs else "The scripts' own length")
+    length = (
+        f"{plan.tokens:,} tokens"
+        if plan.tokens
+        else counted(plan.epochs, "epoch")
+        if plan.epochs
+        else "The scripts' own length"
+    )
     text = speedup_note(rows)
     if noise is not None:
         seeds = len(rows[0].losses_by_seed)

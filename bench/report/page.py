@@ -24,11 +24,13 @@ def write_page(studies: dict, results: Path, missing: dict[str, str]) -> Path:
         write_whole(results / file, content)
     shown = [study for study in studies.values() if study.place]
     everything = [one for study in shown for one, _ in found_in(results, study.name)]
-    page = [f"# GPT training on {look['machine']['name']}\n",
-            headline(results),
-            f"\n{provenance(everything)} tok/sec excludes evaluation.",
-            *(f"\nNot finished: {name}: {why}" for name, why in missing.items()),
-            f"\n## This machine\n\n{machine_section(look)}"]
+    page = [
+        f"# GPT training on {look['machine']['name']}\n",
+        headline(results),
+        f"\n{provenance(everything)} tok/sec excludes evaluation.",
+        *(f"\nNot finished: {name}: {why}" for name, why in missing.items()),
+        f"\n## This machine\n\n{machine_section(look)}",
+    ]
     for study in shown:
         parts = []
         for measured, _ in found_in(results, study.name):
@@ -67,9 +69,14 @@ def write_html(page: Path) -> Path | None:
     text = re.sub(r'(href|src)="(?!https?:|[\w.-]+")[^"]*"', "", text)  # such as javascript:
     text = re.sub(r"(?s)<table>.*?</table>", r'<div class="table">\g<0></div>', text)
     text = re.sub(r'(?<=src=")[\w.-]+\.png', embedded, text)
-    text = re.sub(r"(?s)<h2>(.*?)</h2>(.*?)(?=<h2>|\Z)",
-                  r"<details><summary>\1</summary>\2</details>\n", text)
-    write_whole(path, Template(FRAME.read_text(encoding="utf-8")).substitute(
-        title=re.sub("<.*?>", "", text.partition("\n")[0]),
-        body=text.replace(OPEN, OPEN.replace("details", "details open"))))
+    text = re.sub(
+        r"(?s)<h2>(.*?)</h2>(.*?)(?=<h2>|\Z)", r"<details><summary>\1</summary>\2</details>\n", text
+    )
+    write_whole(
+        path,
+        Template(FRAME.read_text(encoding="utf-8")).substitute(
+            title=re.sub("<.*?>", "", text.partition("\n")[0]),
+            body=text.replace(OPEN, OPEN.replace("details", "details open")),
+        ),
+    )
     return path

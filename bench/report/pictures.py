@@ -32,9 +32,17 @@ def rows_of_panels(titles: list[str], inches: list[float], widths: list[int]):
     """Returns a figure, and for each title a row: its subfigure, and a panel for each width."""
     plt = load_pyplot()
     # Names of devices may hold a $, which is not mathematics.
-    plt.rcParams.update({"font.size": 11, "text.parse_math": False, "grid.color": "0.9",
-                         "axes.spines.top": False, "axes.spines.right": False,
-                         "axes.grid": True, "axes.axisbelow": True})
+    plt.rcParams.update(
+        {
+            "font.size": 11,
+            "text.parse_math": False,
+            "grid.color": "0.9",
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "axes.axisbelow": True,
+        }
+    )
     figure = plt.figure(figsize=(INCHES, sum(inches)), dpi=150)
     figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.06)
     rows = figure.subfigures(len(titles), 1, squeeze=False, height_ratios=inches)[:, 0]
@@ -42,7 +50,8 @@ def rows_of_panels(titles: list[str], inches: list[float], widths: list[int]):
         text = "\n".join(fill(line, LETTERS) for line in text.splitlines())
         row.suptitle(text, x=0.01, ha="left", fontsize=12, fontweight="bold")
     return figure, [
-        (row, *row.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]) for row in rows]
+        (row, *row.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]) for row in rows
+    ]
 
 
 def lay_rows(axes, count: int) -> None:
@@ -77,14 +86,15 @@ def key(label: str, **style):
 def add_legend(subfigure, colours: dict[str, str], *more) -> None:
     """Adds a legend of colours, by their labels, and of more keys."""
     handles = [*(key(label, color=colour) for label, colour in colours.items()), *more]
-    subfigure.legend(handles=handles, loc="outside lower center", ncols=len(handles),
-                     frameon=False)
+    subfigure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
 
 
 def colour_legend(subfigure) -> None:
     """Adds a legend of the colours that colour_of returns."""
-    add_legend(subfigure, {
-        "significantly faster": OWN, "significantly slower": ERROR, "not significant": UNSURE})
+    add_legend(
+        subfigure,
+        {"significantly faster": OWN, "significantly slower": ERROR, "not significant": UNSURE},
+    )
 
 
 def colour_of(row: Row) -> str:
@@ -118,9 +128,15 @@ def picture_bytes(figure) -> bytes:
     return small.getvalue()
 
 
-def draw_bars(axes, names: list[str], values: list[float | None], texts: list[str],
-              colours: Sequence[str], ranges: Sequence[Sequence[float]] = (),
-              behind: Sequence[float] = ()) -> None:
+def draw_bars(
+    axes,
+    names: list[str],
+    values: list[float | None],
+    texts: list[str],
+    colours: Sequence[str],
+    ranges: Sequence[Sequence[float]] = (),
+    behind: Sequence[float] = (),
+) -> None:
     """Draws a named bar for each value, with a text at its end; `ranges` as whiskers, and values
     `behind` as hatched bars. One colour is all bars'."""
     lay_rows(axes, len(names))
@@ -132,8 +148,9 @@ def draw_bars(axes, names: list[str], values: list[float | None], texts: list[st
             ends[place] = max(limits)
             axes.plot([min(limits), max(limits)], [place] * 2, "|-", color="0.1", linewidth=1.2)
     for place, (text, *own) in enumerate(zip(texts, ends, behind or ends, strict=True)):
-        axes.annotate(text, (max(own), place), (6, 0), textcoords="offset points", va="center",
-                      fontsize=10)
+        axes.annotate(
+            text, (max(own), place), (6, 0), textcoords="offset points", va="center", fontsize=10
+        )
     axes.set_yticks(range(len(names)), names)
     axes.set_xlim(left=0)
     axes.xaxis.get_major_locator().set_params(nbins=5)
@@ -143,19 +160,31 @@ def draw_bars(axes, names: list[str], values: list[float | None], texts: list[st
 def draw_alternatives(measured, base: Row, rows: list[Row]):
     """Draws speed and memory of each row as factors over `base`, the fastest first; of the speed
     with 95 % intervals."""
-    rows = sorted((row for row in rows if row.factor and row.memory_factor),
-                  key=lambda row: -row.factor)
+    rows = sorted(
+        (row for row in rows if row.factor and row.memory_factor), key=lambda row: -row.factor
+    )
     if not rows:
         return None
     figure, [(subfigure, speed, memory)] = rows_of_panels(
         [f"{len(rows)} variants of {base.label}\n{place_of(measured)}"],
-        [1.8 + 0.36 * len(rows)], [1, 1])
+        [1.8 + 0.36 * len(rows)],
+        [1, 1],
+    )
     draw_bars(
-        speed, [fill(row.label, 36, break_on_hyphens=False) for row in rows],
-        [row.factor for row in rows], [f"{row.factor:.2f}" for row in rows],
-        [colour_of(row) for row in rows], [row.interval or () for row in rows])
-    draw_bars(memory, [""] * len(rows), [row.memory_factor for row in rows],
-              [f"{row.memory_factor:.2f}" for row in rows], MEMORY)
+        speed,
+        [fill(row.label, 36, break_on_hyphens=False) for row in rows],
+        [row.factor for row in rows],
+        [f"{row.factor:.2f}" for row in rows],
+        [colour_of(row) for row in rows],
+        [row.interval or () for row in rows],
+    )
+    draw_bars(
+        memory,
+        [""] * len(rows),
+        [row.memory_factor for row in rows],
+        [f"{row.memory_factor:.2f}" for row in rows],
+        MEMORY,
+    )
     for axes, label in ((speed, "× speed"), (memory, "× memory, not tested")):
         axes.axvline(1, color="0.7", linewidth=1, zorder=0)
         axes.set_xlabel(label)

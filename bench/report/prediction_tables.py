@@ -19,9 +19,29 @@ GPUS = 4  # of 02, as it was published
 WITHOUT_TENSOR_CORES = ["--dtype", "float32", "--no-compile"]  # 01, on a GPU before 7.0
 LARGER = "gpt2-medium", "gpt2-large", "gpt2-xl"
 # The GPUs of docs/gpus.md, by memory; the explorer has all. No AMD: that is outside the model.
-COMMON = ("RTX 4060", "RTX 3080", "RTX 3060", "RTX 4070", "T4", "P100", "V100", "RTX 4060 Ti 16 GB",
-          "RTX 4080", "L4", "A10G", "RTX 3090", "RTX 4090", "RTX 5090", "A100 40 GB", "L40S",
-          "A100 80 GB", "H100", "GB10", "H200", "B200")
+COMMON = (
+    "RTX 4060",
+    "RTX 3080",
+    "RTX 3060",
+    "RTX 4070",
+    "T4",
+    "P100",
+    "V100",
+    "RTX 4060 Ti 16 GB",
+    "RTX 4080",
+    "L4",
+    "A10G",
+    "RTX 3090",
+    "RTX 4090",
+    "RTX 5090",
+    "A100 40 GB",
+    "L40S",
+    "A100 80 GB",
+    "H100",
+    "GB10",
+    "H200",
+    "B200",
+)
 # On an H100 01 reserved 15 % more than predicted without expandable segments, which Windows lacks;
 # so a batch fits for sure only where it does with this many times its memory.
 RESERVE = 1.15
@@ -38,8 +58,10 @@ def prediction_of(script: str | Path, options: list[str]) -> Prediction:
     """Raises UserError where it isn't stored, StackError."""
     if prediction := kept_of(script, options):
         return prediction
-    raise UserError(f"results/reference/{NAME} lacks {key_of(scripts(), script, options)}:"
-                    " python measure.py predict --all --results-dir results/reference")
+    raise UserError(
+        f"results/reference/{NAME} lacks {key_of(scripts(), script, options)}:"
+        " python measure.py predict --all --results-dir results/reference"
+    )
 
 
 def wanted() -> list[tuple[str | Path, list[str]]]:
@@ -52,8 +74,9 @@ def wanted() -> list[tuple[str | Path, list[str]]]:
         ends = ladder[0], ladder[-1], ddp, *float16
         pairs += [(run.script, ["--model", model]) for run in ends]
         pairs.append(("01", ["--model", model, *WITHOUT_TENSOR_CORES]))
-    pairs += [(source["script"], options_of(source))
-              for source in published_others()["sources"].values()]
+    pairs += [
+        (source["script"], options_of(source)) for source in published_others()["sources"].values()
+    ]
     pairs += [(run.script, [*GPT2, *run.options]) for run in variants()]
     # For bench.predict.batches on a GPU without bfloat16 units.
     return [*pairs, (PUBLISHED["32"], [*GPT2, "--dtype", "float32"])]
@@ -107,16 +130,27 @@ def gpu_table(machine: Path) -> Table:
         if not card or not prediction or batch not in prediction.needs:
             continue
         memory = prediction.needs[batch].reserved / 1024
-        lines.append(dict(
-            label=row.label, batch=batch, memory=beside(row.reserved_gb, memory),
-            speed=beside(row.tok_per_sec, prediction.tok_per_sec(batch, card))))
-    return Table([
-        text_col("script", "label"), num_col("batch", "batch"),
-        num_col("tok/sec, measured", "speed.measured", ",.0f"),
-        num_col("predicted", "speed.predicted", ",.0f"), num_col("error", "speed.error", "+.0%"),
-        num_col("GB, measured", "memory.measured", ".2f"),
-        num_col("predicted", "memory.predicted", ".2f"),
-        num_col("error", "memory.error", "+.1%")], lines)
+        lines.append(
+            dict(
+                label=row.label,
+                batch=batch,
+                memory=beside(row.reserved_gb, memory),
+                speed=beside(row.tok_per_sec, prediction.tok_per_sec(batch, card)),
+            )
+        )
+    return Table(
+        [
+            text_col("script", "label"),
+            num_col("batch", "batch"),
+            num_col("tok/sec, measured", "speed.measured", ",.0f"),
+            num_col("predicted", "speed.predicted", ",.0f"),
+            num_col("error", "speed.error", "+.0%"),
+            num_col("GB, measured", "memory.measured", ".2f"),
+            num_col("predicted", "memory.predicted", ".2f"),
+            num_col("error", "memory.error", "+.1%"),
+        ],
+        lines,
+    )
 
 
 def in_place(scripts: Scripts, run: Run, card: Card) -> Run:
@@ -126,8 +160,11 @@ def in_place(scripts: Scripts, run: Run, card: Card) -> Run:
         return run
     if card.capability >= 7:
         return scripts.float16(run)
-    return run.replace(name=f"{run.name}-float32", label=f"{run.label} in float32, not compiled",
-                       options=(*run.options, *WITHOUT_TENSOR_CORES))
+    return run.replace(
+        name=f"{run.name}-float32",
+        label=f"{run.label} in float32, not compiled",
+        options=(*run.options, *WITHOUT_TENSOR_CORES),
+    )
 
 
 def gpu_row(name: str) -> dict:
@@ -138,15 +175,25 @@ def gpu_row(name: str) -> dict:
     sure = fitting(prediction.needs, int((card.mib - OTHERS) / RESERVE), others=0)
     largest, batch = fitting(prediction.needs, card.mib), min(32, sure)
     return dict(
-        card=name, gb=card.mib / 1024, baseline=fitting(prediction_of("00", GPT2).needs, card.mib),
+        card=name,
+        gb=card.mib / 1024,
+        baseline=fitting(prediction_of("00", GPT2).needs, card.mib),
         optimized=str(sure) if sure == largest else f"{sure} ({largest}?)",
-        speed=prediction.speed_range(batch, card), minutes=prediction.minutes(batch, card))
+        speed=prediction.speed_range(batch, card),
+        minutes=prediction.minutes(batch, card),
+    )
 
 
 def gpus_table() -> Table:
     """Returns a row for each common GPU. Raises UserError, StackError."""
-    return Table([
-        text_col("GPU", "card"), num_col("GB", "gb", ".0f"),
-        num_col("largest batch of 00", "baseline"), num_col("of 01", "optimized"),
-        num_col("thousand tok/sec of 01", "speed"),
-        num_col(f"minutes of {EPOCHS} epochs", "minutes", ".1f")], list(map(gpu_row, COMMON)))
+    return Table(
+        [
+            text_col("GPU", "card"),
+            num_col("GB", "gb", ".0f"),
+            num_col("largest batch of 00", "baseline"),
+            num_col("of 01", "optimized"),
+            num_col("thousand tok/sec of 01", "speed"),
+            num_col(f"minutes of {EPOCHS} epochs", "minutes", ".1f"),
+        ],
+        list(map(gpu_row, COMMON)),
+    )

@@ -14,19 +14,27 @@ from gpt_speed.common import UserError
 from gpt_speed.tables import markdown
 
 EXPLORER = ROOT / "docs" / "explorer.html"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), EXPLORER,
-         *sorted(REFERENCE.glob("*/README.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    EXPLORER,
+    *sorted(REFERENCE.glob("*/README.md")),
+]
 PICTURE = ROOT / "docs" / "speedup.png"
 BLOCK = re.compile(  # opening, name of the table, @ its machine, what stands there, end
     r"(<!-- ([\w-]+)(?:@([^\s:]+))?: written by measure\.py readme -->\n)((?:(?!<!--).)*)"
-    r"(<!-- end -->)?", re.DOTALL)
+    r"(<!-- end -->)?",
+    re.DOTALL,
+)
 # The machine whose tables stand in the pages, unless one says NAME@MACHINE.
 SHOWN = REFERENCE / "amd-epyc-2-cores"
 
 BLOCKS = {  # from a machine's folder, by their markers' names
     "measured": lambda machine: provenance(  # when, and at which commits
-        measured for path in machine.glob("**/*.jsonl")
-        for measured, _ in found_in(path.parent, path.stem)),
+        measured
+        for path in machine.glob("**/*.jsonl")
+        for measured, _ in found_in(path.parent, path.stem)
+    ),
     "own-gpu": lambda machine: markdown(prediction_tables.gpu_table(machine)),
     "machines": lambda _: technique_pages.results(),
     "technique-index": lambda _: technique_pages.index(),
@@ -51,11 +59,15 @@ def write_readme(studies: dict) -> bool:
 def update(text: str, machine: Path, studies: dict) -> str:
     """Returns a page with what stands between its markers written again, from a machine's folder.
     Raises UserError for a marker without its end or of an unknown table, StackError, OSError."""
+
     @cache
     def of_studies(folder: Path) -> dict[str, str]:
-        return {name: table for study in studies.values()
-                for measured, _ in found_in(folder, study.name)
-                for name, table in excerpts_of(study, measured).items()}
+        return {
+            name: table
+            for study in studies.values()
+            for measured, _ in found_in(folder, study.name)
+            for name, table in excerpts_of(study, measured).items()
+        }
 
     def write(block: re.Match) -> str:
         opening, name, other, _, end = block.groups()

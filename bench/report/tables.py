@@ -72,39 +72,61 @@ def excerpts_of(study, measured) -> dict[str, str]:
     """What the markers of a page ask for, by their names."""
     rows = rows_of(measured)
     added = f"\n{rounds_note(measured, rows)}.\n" if measured.planned else ""
-    return {name: markdown(*tables) + added
-            for name, tables in study.excerpts(measured, rows).items()}
+    return {
+        name: markdown(*tables) + added for name, tables in study.excerpts(measured, rows).items()
+    }
 
 
 def full_table(rows: list[Row]) -> Table:
     """Returns every column that a study of techniques or alternatives may have."""
     over_baseline = num_col("over the baseline", "factor_baseline", ".2f")
-    return Table([
-        RUN, Column("technique", lambda row: credited(row, row.technique), True), SPEED, RANGE,
-        num_col("speedup", "factor", ".2f"), INTERVAL,
-        num_col("speedup, A100", "published_factor", ".2f"),
-        *([] if one_reference(rows) else [over_baseline]),
-        num_col("reserved GB", "reserved_gb", ".2f"),
-        num_col("× GB", "memory_factor", ".2f"),
-        num_col("first step s", "record.first_step_seconds", ".1f"),
-        LOSS, num_col("Δ loss", "loss_difference", "+.4f"), EXPECTED_LOSS,
-        num_col("of matmul peak", "share_of_peak", ".1%"),
-        num_col("MFU", "mfu", ".1%"),
-        Column("significance", lambda row: row.error or row.significance or (
-            "baseline" if row is rows[0] else ""), True),
-    ], rows, missing="n/a")
+    return Table(
+        [
+            RUN,
+            Column("technique", lambda row: credited(row, row.technique), True),
+            SPEED,
+            RANGE,
+            num_col("speedup", "factor", ".2f"),
+            INTERVAL,
+            num_col("speedup, A100", "published_factor", ".2f"),
+            *([] if one_reference(rows) else [over_baseline]),
+            num_col("reserved GB", "reserved_gb", ".2f"),
+            num_col("× GB", "memory_factor", ".2f"),
+            num_col("first step s", "record.first_step_seconds", ".1f"),
+            LOSS,
+            num_col("Δ loss", "loss_difference", "+.4f"),
+            EXPECTED_LOSS,
+            num_col("of matmul peak", "share_of_peak", ".1%"),
+            num_col("MFU", "mfu", ".1%"),
+            Column(
+                "significance",
+                lambda row: row.error or row.significance or ("baseline" if row is rows[0] else ""),
+                True,
+            ),
+        ],
+        rows,
+        missing="n/a",
+    )
 
 
 def short_table(rows: list[Row]) -> Table:
     """Returns the columns of alternatives that a page for readers has; above them a line with those
     that the machine couldn't run."""
     left_out = ", ".join(f"`{row.label}` ({row.run.error})" for row in rows if row.run.error)
-    return Table([
-        Column("run", lambda row: f"`{row.label}`", True), SPEED,
-        Column("× speed", lambda row: row.error or bold(fmt(row.factor, ".2f"), row.significance)),
-        INTERVAL, GB,
-        num_col("× memory", "memory_factor", ".2f"),
-        num_col("first step, s", "record.first_step_seconds", ".1f"),
-        num_col("Δ loss", "loss_difference", "+.3f"), EXPECTED_LOSS],
+    return Table(
+        [
+            Column("run", lambda row: f"`{row.label}`", True),
+            SPEED,
+            Column(
+                "× speed", lambda row: row.error or bold(fmt(row.factor, ".2f"), row.significance)
+            ),
+            INTERVAL,
+            GB,
+            num_col("× memory", "memory_factor", ".2f"),
+            num_col("first step, s", "record.first_step_seconds", ".1f"),
+            num_col("Δ loss", "loss_difference", "+.3f"),
+            EXPECTED_LOSS,
+        ],
         [row for row in rows if not row.run.error],
-        f"Not run here: {left_out}." if left_out else "")
+        f"Not run here: {left_out}." if left_out else "",
+    )

@@ -24,7 +24,8 @@ def draw(rows: list[Row], title: str, speedup: Callable, colour: Callable[[Row],
     """Returns a figure, its subfigure and its panel of speedups: for each row with a `speedup` a
     bar from the baseline, the first row, on, its gain in colour; at the right its memory."""
     figure, [(subfigure, axes, memory)] = rows_of_panels(
-        [title], [1.5 + 0.37 * max(4, len(rows))], [9, 2])
+        [title], [1.5 + 0.37 * max(4, len(rows))], [9, 2]
+    )
     for panel in (axes, memory):
         lay_rows(panel, len(rows))
     totals = {row.run.name: speedup(row, rows[0]) for row in rows if row.speeds}
@@ -42,9 +43,15 @@ def draw(rows: list[Row], title: str, speedup: Callable, colour: Callable[[Row],
         label = f"{fmt(row.tok_per_sec, ',.0f')} tok/sec"
         if row.factor:
             label = f"{speedup(row, row.reference):.2f}×"
-        axes.annotate(str(row.error or label)[:40], (end, place), (8, 0), va="center",
-                      textcoords="offset points", color=OWN if row.factor else "black",
-                      fontweight="bold" if row.factor else "normal")
+        axes.annotate(
+            str(row.error or label)[:40],
+            (end, place),
+            (8, 0),
+            va="center",
+            textcoords="offset points",
+            color=OWN if row.factor else "black",
+            fontweight="bold" if row.factor else "normal",
+        )
     axes.set_yticks(range(len(rows)), names)
     axes.set_xscale("log", base=2)
     axes.set_xlim(left=low)
@@ -76,10 +83,21 @@ def readme_picture():
         f"One H100: {by_medians(last, first):.0f} times the training throughput of GPT-2 124M\n"
         f"{first.tok_per_sec:,.0f} → {last.tok_per_sec:,.0f} tokens per second,"
         f" {first.reserved_gb:.1f} → {last.reserved_gb:.1f} GB",
-        x=0.01, ha="left", fontsize=15, fontweight="bold")
-    axes.plot([row.published_factor_baseline for row in rows],
-              [place + 0.33 for place in range(len(rows))], "o", color="white",
-              markeredgecolor="0.2", markersize=5.5, clip_on=False, label="published, on an A100")
+        x=0.01,
+        ha="left",
+        fontsize=15,
+        fontweight="bold",
+    )
+    axes.plot(
+        [row.published_factor_baseline for row in rows],
+        [place + 0.33 for place in range(len(rows))],
+        "o",
+        color="white",
+        markeredgecolor="0.2",
+        markersize=5.5,
+        clip_on=False,
+        label="published, on an A100",
+    )
     axes.legend(loc="upper right")
     axes.set_xlim(right=20)
     return figure

@@ -47,8 +47,10 @@ class Study(Subcommand):
     def length(self, setup: Setup) -> dict:
         """Returns how long a run trains, by the options and the device, as fields of Plan."""
         tokens = setup.args.max_tokens
-        return dict(tokens=tokens or self.tokens[setup.device],
-                    min_steps=1 if tokens else STEPS[setup.device])
+        return dict(
+            tokens=tokens or self.tokens[setup.device],
+            min_steps=1 if tokens else STEPS[setup.device],
+        )
 
     def driver(self, setup: Setup, run: Run) -> list:
         """Returns what stands before the script on a run's command line: a program that runs it,

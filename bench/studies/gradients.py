@@ -32,8 +32,9 @@ class Gradients(Study):
     }
 
     def options(self, parser):
-        parser.add_argument("--names", metavar="A,B",
-                            help="which scripts: 00, 01, 02 or variants (default: all)")
+        parser.add_argument(
+            "--names", metavar="A,B", help="which scripts: 00, 01, 02 or variants (default: all)"
+        )
 
     def plans(self, setup):
         if setup.args.max_tokens and not setup.in_report:
@@ -55,30 +56,45 @@ class Gradients(Study):
 
     def failed(self, measured):
         return super().failed(measured) or any(
-            verdict_of(result.record).wrong for result in measured.results if result.record)
+            verdict_of(result.record).wrong for result in measured.results if result.record
+        )
 
     def tables(self, measured, rows):
-        verdicts = {row.run.name: verdict_of(row.record) if row.record else Verdict()
-                    for row in rows}
+        verdicts = {
+            row.run.name: verdict_of(row.record) if row.record else Verdict() for row in rows
+        }
 
         def comparison(heading: str, name: str) -> Column:
             return Column(heading, lambda row: verdicts[row.run.name].cells.get(name, ""))
 
-        return [Table([
-            Column("script", lambda row: f"`{row.label}`", True),
-            Column("verdict", lambda row: in_words(row, verdicts[row.run.name]), True),
-            comparison("compiled to uncompiled", "compiled to uncompiled"),
-            comparison("uncompiled to reference", "uncompiled to reference"),
-            comparison("compiled to reference", "compiled to reference"),
-            Column("dropout, to numeric derivatives", lambda row: unchecked_dropout(row.run) or (
-                verdicts[row.run.name].cells.get("dropout", "")), True),
-        ], rows)]
+        return [
+            Table(
+                [
+                    Column("script", lambda row: f"`{row.label}`", True),
+                    Column("verdict", lambda row: in_words(row, verdicts[row.run.name]), True),
+                    comparison("compiled to uncompiled", "compiled to uncompiled"),
+                    comparison("uncompiled to reference", "uncompiled to reference"),
+                    comparison("compiled to reference", "compiled to reference"),
+                    Column(
+                        "dropout, to numeric derivatives",
+                        lambda row: (
+                            unchecked_dropout(row.run)
+                            or (verdicts[row.run.name].cells.get("dropout", ""))
+                        ),
+                        True,
+                    ),
+                ],
+                rows,
+            )
+        ]
 
     def notes(self, measured, rows):
         machine = measured.machine
-        return [f"{machine['name']}, PyTorch {machine['torch']}. Each figure is that of the worst"
-                " tensor, relative to its gradient's norm. The reference of 01 is 00, of 02 and the"
-                " variants that train the same model it is 01; both uncompiled, in float32."]
+        return [
+            f"{machine['name']}, PyTorch {machine['torch']}. Each figure is that of the worst"
+            " tensor, relative to its gradient's norm. The reference of 01 is 00, of 02 and the"
+            " variants that train the same model it is 01; both uncompiled, in float32."
+        ]
 
 
 def scripts_to_check(setup: Setup) -> list[Run]:
@@ -92,14 +108,24 @@ def scripts_to_check(setup: Setup) -> list[Run]:
     if machine["gpus"] != 1:
         runs.append(two)
     for base in (one, two):
-        names = [patch.name for patch in stack.load_variants()
-                 if patch.base == base.name and "Group" in patch.fields]
+        names = [
+            patch.name
+            for patch in stack.load_variants()
+            if patch.base == base.name and "Group" in patch.fields
+        ]
         # Without those of `base`, which some variants are compared to.
-        runs += [run for run in scripts.variants(base, machine, names=",".join(names))
-                 if run.script in names]
+        runs += [
+            run
+            for run in scripts.variants(base, machine, names=",".join(names))
+            if run.script in names
+        ]
     float32 = [in_float32(run).replace(published=None, compared_to=None) for run in runs]
-    rounded = one.replace(name="01-bfloat16", label="01 --dtype bfloat16", published=None,
-                          options=("--dtype", "bfloat16"))
+    rounded = one.replace(
+        name="01-bfloat16",
+        label="01 --dtype bfloat16",
+        published=None,
+        options=("--dtype", "bfloat16"),
+    )
     return [*float32[:2], rounded, *float32[2:]]
 
 
@@ -118,8 +144,11 @@ def chosen(names: str, runs: list[Run]) -> list[Run]:
     """Returns the runs of the scripts in "A,B". Raises UserError for another name."""
     wanted = names.split(",")
     if unknown := set(wanted) - {str(run.script) for run in runs}:
-        raise UserError(f"--names: {min(unknown)!r} is no script; there are"
-                        f" {', '.join(dict.fromkeys(str(run.script) for run in runs))}", 2)
+        raise UserError(
+            f"--names: {min(unknown)!r} is no script; there are"
+            f" {', '.join(dict.fromkeys(str(run.script) for run in runs))}",
+            2,
+        )
     return [run for run in runs if run.script in wanted]
 
 

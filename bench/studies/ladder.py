@@ -19,15 +19,20 @@ class Ladder(Study):
     rounds = {"cuda": 4, "cpu": 6}  # a CPU is noisier
 
     def options(self, parser):
-        parser.add_argument("--techniques", metavar="0,5-8",
-                            help="which techniques, by their numbers (default: all)")
+        parser.add_argument(
+            "--techniques",
+            metavar="0,5-8",
+            help="which techniques, by their numbers (default: all)",
+        )
 
     def plans(self, setup):
         gpus = setup.machine["gpus"]
         runs = setup.scripts.ladder(gpus)[: None if gpus > 1 else -1]
         runs = setup.scripts.select(setup.args.techniques, runs)
-        runs = [run.replace(compared_to=before and before.name)
-                for before, run in zip([None, *runs], runs, strict=False)]
+        runs = [
+            run.replace(compared_to=before and before.name)
+            for before, run in zip([None, *runs], runs, strict=False)
+        ]
         yield Plan(runs, seed_noise=1, cold_rounds=EVERY_ROUND, **self.length(setup))
 
     def excerpts(self, measured, rows):
@@ -35,18 +40,28 @@ class Ladder(Study):
             values = spread(row.speeds)
             return fmt(row.tok_per_sec, ",.0f") + (f" ({values})" if values else "")
 
-        return {"ladder": [Table([
-            Column("#", lambda row: str(row.run.number)),
-            Column("technique", lambda row: credited(row, row.technique), True),
-            Column("tok/sec (range)", speed),
-            num_col("× before", "factor", ".2f"),
-            num_col("A100", "published_factor", ".2f"),
-            num_col("× baseline", "factor_baseline", ".2f"),
-            num_col("GB", "reserved_gb", ".2f"),
-            num_col("val loss", "val_loss", ".3f"),
-            Column("significance",
-                   lambda row: row.error or bold(row.significance or "", row.significance), True),
-        ], rows)]}
+        return {
+            "ladder": [
+                Table(
+                    [
+                        Column("#", lambda row: str(row.run.number)),
+                        Column("technique", lambda row: credited(row, row.technique), True),
+                        Column("tok/sec (range)", speed),
+                        num_col("× before", "factor", ".2f"),
+                        num_col("A100", "published_factor", ".2f"),
+                        num_col("× baseline", "factor_baseline", ".2f"),
+                        num_col("GB", "reserved_gb", ".2f"),
+                        num_col("val loss", "val_loss", ".3f"),
+                        Column(
+                            "significance",
+                            lambda row: row.error or bold(row.significance or "", row.significance),
+                            True,
+                        ),
+                    ],
+                    rows,
+                )
+            ]
+        }
 
     def picture(self, measured, rows):
         """Returns None without a baseline. The title claims nothing that isn't significant."""

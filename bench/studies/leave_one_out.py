@@ -15,8 +15,11 @@ class LeaveOneOut(Study):
     place = 60
 
     def options(self, parser):
-        parser.add_argument("--techniques", metavar="0,5-8",
-                            help="which techniques, by their numbers (default: all)")
+        parser.add_argument(
+            "--techniques",
+            metavar="0,5-8",
+            help="which techniques, by their numbers (default: all)",
+        )
 
     def plans(self, setup):
         base = setup.scripts.stage("01").replace(published=None)
@@ -34,6 +37,13 @@ def without(setup: Setup, base: Run, run: Run) -> Run:
     except stack.Conflict:
         error = "conflict: later patches build on the lines that it changes"
     return base.replace(
-        name=f"without-{run.name}", label=f"without {run.label}", script=script, error=error,
-        technique=run.technique, loss=run.loss, compared_to=base.name, stage=None,
-        ablated=run.name)
+        name=f"without-{run.name}",
+        label=f"without {run.label}",
+        script=script,
+        error=error,
+        technique=run.technique,
+        loss=run.loss,
+        compared_to=base.name,
+        stage=None,
+        ablated=run.name,
+    )

@@ -20,7 +20,7 @@ STEPS, TIMED = 12, 10  # of such a run, and those in the profile, after two to w
 KINDS = {
     "attention": r"flash|fmha|scaled_dot_product|attention|cudnn_generated",
     "loss": r"log_softmax|LogSoftMax|softmax_loss|nll_loss|cross_entropy|SoftMax(Forward|Backward)"
-            r"|fused\w*_amax_\w*_exp_gather_log_",
+    r"|fused\w*_amax_\w*_exp_gather_log_",
     "optimizer": r"[Aa]dam|multi_tensor|Optimizer",
     "matrix products": r"gemm|nvjet|cutlass|cublas|mm\b|mkl|linear|triton_tem",
     "fused by torch.compile": r"triton_|cpp_fused_|CompiledFxGraph",
@@ -47,8 +47,12 @@ class Profile(Study):
         if setup.args.max_tokens and not setup.in_report:
             raise UserError(f"--max-tokens: a profile has {STEPS} steps", 2)
         run = setup.scripts.stage("01").replace(
-            name="01-profile", label="01, profiled", script="profile", published=None,
-            options=("--max-steps", str(STEPS), "--eval-freq", str(10**9)))
+            name="01-profile",
+            label="01, profiled",
+            script="profile",
+            published=None,
+            options=("--max-steps", str(STEPS), "--eval-freq", str(10**9)),
+        )
         yield Plan([run], full_length=True)
 
     def collect(self, setup, folder):
@@ -60,20 +64,35 @@ class Profile(Study):
         record = Path(str(averages).removesuffix(".averages.json") + ".jsonl")
         logs, gpu = read_record(record).logs, bool(setup.machine["gpus"])
         if {log["step"] for log in logs} & {*range(1, STEPS - 1)}:
-            raise ValueError(f"the profile holds an evaluation, since an epoch has fewer than"
-                             f" {STEPS} steps: take a longer text, or a smaller --batch-size")
+            raise ValueError(
+                f"the profile holds an evaluation, since an epoch has fewer than"
+                f" {STEPS} steps: take a longer text, or a smaller --batch-size"
+            )
         device, time = ("CUDA", "self_device_us") if gpu else ("CPU", "self_cpu_us")
-        operations = sorted((
-            dict(name=row["name"], calls=row["calls"] / TIMED, seconds=row[time] / 1e6 / TIMED)
-            for row in json.loads(averages.read_text()) if row["device_type"] == device
-            and row["name"] != "ProfilerStep*" and not (gpu and row["is_annotation"])),
-            key=lambda operation: -operation["seconds"])
+        operations = sorted(
+            (
+                dict(name=row["name"], calls=row["calls"] / TIMED, seconds=row[time] / 1e6 / TIMED)
+                for row in json.loads(averages.read_text())
+                if row["device_type"] == device
+                and row["name"] != "ProfilerStep*"
+                and not (gpu and row["is_annotation"])
+            ),
+            key=lambda operation: -operation["seconds"],
+        )
         if not operations:
             raise ValueError("the profile holds no operation")
         write_whole(setup.results / TRACE, record.with_suffix(".trace.json").read_bytes())
-        write_whole(setup.results / PROFILE, json.dumps(dict(
-            seconds=fmean([time for log in logs for time in log["seconds"]][-TIMED:]), gpu=gpu,
-            operations=operations), indent=1))
+        write_whole(
+            setup.results / PROFILE,
+            json.dumps(
+                dict(
+                    seconds=fmean([time for log in logs for time in log["seconds"]][-TIMED:]),
+                    gpu=gpu,
+                    operations=operations,
+                ),
+                indent=1,
+            ),
+        )
 
     def tables(self, measured, rows):
         """Returns the seconds of each kind of operation, and of the longest operations."""
@@ -85,17 +104,33 @@ class Profile(Study):
         for operation in operations:
             split[kind_of(operation["name"])] += operation["seconds"]
         split["idle"] = max(0.0, total - sum(split.values()))
-        times = [Column("ms per step", lambda line: f"{1000 * line['seconds']:,.2f}"),
-                 Column("share", lambda line: f"{line['seconds'] / total:.1%}")]
+        times = [
+            Column("ms per step", lambda line: f"{1000 * line['seconds']:,.2f}"),
+            Column("share", lambda line: f"{line['seconds'] / total:.1%}"),
+        ]
         idle = "no kernel ran" if gpu else "none of PyTorch's operations ran"
-        caption = (f"{TIMED} steady steps, {1000 * total:,.1f} ms each while the profiler was"
-                   f" recording (which takes time itself). Idle: {idle}. The trace, for"
-                   f" ui.perfetto.dev: `{TRACE}`.")
+        caption = (
+            f"{TIMED} steady steps, {1000 * total:,.1f} ms each while the profiler was"
+            f" recording (which takes time itself). Idle: {idle}. The trace, for"
+            f" ui.perfetto.dev: `{TRACE}`."
+        )
         kinds = [dict(kind=kind, seconds=time) for kind, time in split.items() if time]
-        return [Table([text_col("kind", "kind"), *times], kinds, caption), Table([
-            Column("kernel" if gpu else "operation", lambda line: f"`{line['name'][:80]}`", True),
-            Column("kind", lambda line: kind_of(line["name"]), True),
-            num_col("calls per step", "calls", "g"), *times], operations[:TOP])]
+        return [
+            Table([text_col("kind", "kind"), *times], kinds, caption),
+            Table(
+                [
+                    Column(
+                        "kernel" if gpu else "operation",
+                        lambda line: f"`{line['name'][:80]}`",
+                        True,
+                    ),
+                    Column("kind", lambda line: kind_of(line["name"]), True),
+                    num_col("calls per step", "calls", "g"),
+                    *times,
+                ],
+                operations[:TOP],
+            ),
+        ]
 
     def notes(self, measured, rows):
         return [rows[0].error] if rows[0].error else []

@@ -35,8 +35,14 @@ class Scaling(Study):
     in_report = ("1,2,4,8",)
 
     def options(self, parser):
-        parser.add_argument("sizes", nargs="?", default="1,2,4", type=numbers, metavar="1,2,4",
-                            help="how many processes (default: %(default)s)")
+        parser.add_argument(
+            "sizes",
+            nargs="?",
+            default="1,2,4",
+            type=numbers,
+            metavar="1,2,4",
+            help="how many processes (default: %(default)s)",
+        )
 
     def plans(self, setup):
         """Yields 01, and 02 with each number of processes. On a CPU each process has as many cores
@@ -47,25 +53,50 @@ class Scaling(Study):
         cores = None if gpus else max(1, most // largest)  # of each process
         base = setup.scripts.stage("01").replace(published=None, cores=cores)
         ddp = setup.scripts.stage("02").replace(published=None, compared_to=base.name)
-        yield Plan([base, *(ddp.replace(
-            name=f"{ddp.name}-{size}", label=f"02, {size} process{'es' if size > 1 else ''}",
-            processes=size, cores=cores and cores * size,
-            error=f"needs {size} {unit}" if size > most else None) for size in sizes)],
-            **self.length(setup))
+        yield Plan(
+            [
+                base,
+                *(
+                    ddp.replace(
+                        name=f"{ddp.name}-{size}",
+                        label=f"02, {size} process{'es' if size > 1 else ''}",
+                        processes=size,
+                        cores=cores and cores * size,
+                        error=f"needs {size} {unit}" if size > most else None,
+                    )
+                    for size in sizes
+                ),
+            ],
+            **self.length(setup),
+        )
 
     def tables(self, measured, rows):
-        return [Table([
-            RUN, SPEED_OR_ERROR, RANGE,
-            Column("per process",
-                   lambda row: fmt(ratio(row.tok_per_sec, row.run.processes), ",.0f")),
-            Column("efficiency", lambda row: fmt(efficiency_of(row), ".1%")),
-            Column("95 %", interval_of), GB._replace(heading="GB per process"), LOSS], rows)]
+        return [
+            Table(
+                [
+                    RUN,
+                    SPEED_OR_ERROR,
+                    RANGE,
+                    Column(
+                        "per process",
+                        lambda row: fmt(ratio(row.tok_per_sec, row.run.processes), ",.0f"),
+                    ),
+                    Column("efficiency", lambda row: fmt(efficiency_of(row), ".1%")),
+                    Column("95 %", interval_of),
+                    GB._replace(heading="GB per process"),
+                    LOSS,
+                ],
+                rows,
+            )
+        ]
 
     def notes(self, measured, rows):
         one, many = (published()[stage] for stage in ("01", "02"))
         theirs = many.tok_per_sec / many.gpus / one.tok_per_sec
-        return [machine_note(measured, rows),
-                "Weak scaling: each process has the same batch, and on a CPU as many cores at every"
-                " size. Efficiency is the speed of each process over that of 01: the mean of the"
-                f" rounds' ratios, with its 95 % interval; published for {many.gpus} A100s:"
-                f" {theirs:.0%}."]
+        return [
+            machine_note(measured, rows),
+            "Weak scaling: each process has the same batch, and on a CPU as many cores at every"
+            " size. Efficiency is the speed of each process over that of 01: the mean of the"
+            f" rounds' ratios, with its 95 % interval; published for {many.gpus} A100s:"
+            f" {theirs:.0%}.",
+        ]

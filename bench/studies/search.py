@@ -43,16 +43,27 @@ class Point(NamedTuple):
     def around(self) -> list["Point"]:
         """Returns half and twice the batch size, and half and twice the learning rate."""
         sizes = [size for size in (self.batch // 2, self.batch * 2) if size]
-        return [*(self._replace(batch=size) for size in sizes),
-                *(self._replace(rate=rate) for rate in (self.rate / 2, self.rate * 2))]
+        return [
+            *(self._replace(batch=size) for size in sizes),
+            *(self._replace(rate=rate) for rate in (self.rate / 2, self.rate * 2)),
+        ]
 
     def run(self, setup: Setup) -> Run:
         run = setup.scripts.find(self.stage, setup.machine)
         return run.replace(
-            name=f"{run.name}-batch-{self.batch}-rate-{self.rate:g}", published=None,
-            label=f"{run.label}, batch {self.batch}, rate {self.rate:g}", **self._asdict(),
-            compared_to=None, options=(*run.options, "--batch-size", str(self.batch),
-                                       "--learning-rate", f"{self.rate:g}"))
+            name=f"{run.name}-batch-{self.batch}-rate-{self.rate:g}",
+            published=None,
+            label=f"{run.label}, batch {self.batch}, rate {self.rate:g}",
+            **self._asdict(),
+            compared_to=None,
+            options=(
+                *run.options,
+                "--batch-size",
+                str(self.batch),
+                "--learning-rate",
+                f"{self.rate:g}",
+            ),
+        )
 
 
 def point_of(row: Row) -> Point:
@@ -86,7 +97,7 @@ def next_points(tried: list[Point], count: int) -> list[Point]:
     all; of those `tried` the best are the first."""
     for point in tried:
         if new := [other for other in point.around() if other not in tried]:
-            return new[:count - len(tried)]
+            return new[: count - len(tried)]
     return []
 
 
@@ -99,12 +110,21 @@ def part_of(setup: Setup, points: list[Point], divisor: int) -> Plan:
     """Returns the part of a search that trains settings for 1/divisor of an epoch."""
     kind = f"epoch-{divisor}" if divisor > 1 else "epoch"
     tokens = (setup.args.max_tokens or tokens_per_epoch(setup.data)) // divisor
-    return plan_of([point.run(setup) for point in points], kind, tokens=tokens,
-                   log_tokens=LOG_TOKENS[setup.device], **TUNING)
+    return plan_of(
+        [point.run(setup) for point in points],
+        kind,
+        tokens=tokens,
+        log_tokens=LOG_TOKENS[setup.device],
+        **TUNING,
+    )
 
 
-def explore(setup: Setup, stages: tuple[str, ...], divisor: int, count: int,
-            ) -> Generator[Plan, Measured, list[Row]]:
+def explore(
+    setup: Setup,
+    stages: tuple[str, ...],
+    divisor: int,
+    count: int,
+) -> Generator[Plan, Measured, list[Row]]:
     """Yields plans until `count` settings of each script were tried: from 00's own on, those
     around the best. Returns the rows. 00 goes first: for the others its best settings are a
     better start than the published ones."""
@@ -129,8 +149,9 @@ def read_search(setup: Setup) -> tuple[list[Point], dict]:
     if not rows or rows[0].error:
         raise UserError("there is no whole search: python measure.py search, or search --resume")
     if different := last.differs_from(setup):
-        raise UserError(f"{relative(path)} was measured {different}: search again, or use another"
-                        " --results-dir")
+        raise UserError(
+            f"{relative(path)} was measured {different}: search again, or use another --results-dir"
+        )
     points = [point_of(row) for row in rows if not row.error]
     targets = dict(epoch=rows[0].lowest_val_loss)
     return points, dict(targets=targets, tokens=LIMIT * last.plan.tokens)
@@ -147,8 +168,11 @@ class Search(Study):
     tokens = None
 
     def options(self, parser):
-        parser.add_argument("--names", metavar="A,B+C",
-                            help="variants to search for besides; + joins several into one script")
+        parser.add_argument(
+            "--names",
+            metavar="A,B+C",
+            help="variants to search for besides; + joins several into one script",
+        )
         parser.add_argument("--epoch", action="store_true", help=SUPPRESS)  # what it always is
 
     def failed(self, measured):
@@ -157,8 +181,10 @@ class Search(Study):
     def stages(self, setup: Setup) -> tuple[str, ...]:
         """Returns 00, 01 and the variants asked for. Raises UserError for wrong ones."""
         names = filter(None, map(str.strip, (setup.args.names or "").split(",")))
-        runs = [setup.scripts.find(name, setup.machine).replace(stage=name)
-                for name in ("00", "01", *names)]
+        runs = [
+            setup.scripts.find(name, setup.machine).replace(stage=name)
+            for name in ("00", "01", *names)
+        ]
         for run in runs:
             if run.error:
                 raise UserError(f"{run.stage}: {run.error}")
@@ -187,15 +213,20 @@ class Search(Study):
         kind, _, divisor = measured.kind.partition("-")
         if kind != "epoch":  # of an earlier form of the search
             return [Table([RUN, SPEED, LOWEST_LOSS], rows)]
-        caption = (f"{f'1/{divisor}' if divisor else 'All'} of an epoch. Loss in equal time: at the"
-                   " moment when the script's fastest setting had finished; the settings best"
-                   " in this column go on.")
+        caption = (
+            f"{f'1/{divisor}' if divisor else 'All'} of an epoch. Loss in equal time: at the"
+            " moment when the script's fastest setting had finished; the settings best"
+            " in this column go on."
+        )
         equal = Column("loss in equal time", lambda row: f"{loss_in_equal_time(row):.4f}")
         return [Table([RUN, SPEED, LOWEST_LOSS, equal], rows, caption)]
 
     def notes(self, measured, rows):
         notes = [machine_note(measured, rows), "Medians over the seeds; without compile time."]
         if measured.kind == "epoch":
-            notes += [f"{row.run.stage}: --batch-size {row.run.batch} --learning-rate"
-                      f" {row.run.rate:g}" for row in rows if not row.error]
+            notes += [
+                f"{row.run.stage}: --batch-size {row.run.batch} --learning-rate {row.run.rate:g}"
+                for row in rows
+                if not row.error
+            ]
         return notes

@@ -20,9 +20,11 @@ from gpt_speed.tables import Column, Table, fmt, num_col, text_col
 
 EPOCHS_IN_REPORT = 1  # of each run on a GPU: a slow one has no more in some minutes
 # By what a record says of its script, which begins with its number.
-NAMES = {Path(STAGES[stage]).stem + suffix: name + words
-         for stage, name in (("00", "00 original"), ("01", "01 optimized"), ("02", "02 DDP"))
-         for suffix, words in (("", ""), (f"-{FLOAT16}", f" with {FLOAT16}"))}
+NAMES = {
+    Path(STAGES[stage]).stem + suffix: name + words
+    for stage, name in (("00", "00 original"), ("01", "01 optimized"), ("02", "02 DDP"))
+    for suffix, words in (("", ""), (f"-{FLOAT16}", f" with {FLOAT16}"))
+}
 
 
 class Stages(Study):
@@ -37,17 +39,24 @@ class Stages(Study):
     tokens = None
 
     def options(self, parser):
-        parser.add_argument("--epochs", type=positive, metavar="N",
-                            help="passes over the text on a GPU (default: the scripts' own"
-                                 f" {EPOCHS})")
+        parser.add_argument(
+            "--epochs",
+            type=positive,
+            metavar="N",
+            help=f"passes over the text on a GPU (default: the scripts' own {EPOCHS})",
+        )
 
     def plans(self, setup):
         if setup.batches and in_float16(setup.machine, setup.options):
             setup.batches = batches_that_fit(setup, composed=True)
         runs = [setup.scripts.for_machine(stage, setup.machine, setup.options) for stage in STAGES]
-        runs = [run.replace(script=ROOT / file if run.script in STAGES else run.script,
-                            compared_to=before and before.name)  # the files, edited or not
-                for run, before, file in zip(runs, [None, *runs], STAGES.values(), strict=False)]
+        runs = [
+            run.replace(
+                script=ROOT / file if run.script in STAGES else run.script,
+                compared_to=before and before.name,
+            )  # the files, edited or not
+            for run, before, file in zip(runs, [None, *runs], STAGES.values(), strict=False)
+        ]
         tokens, epochs = setup.args.max_tokens, setup.args.epochs
         if setup.in_report and setup.machine["gpus"] and not tokens:
             epochs = EPOCHS_IN_REPORT
@@ -65,12 +74,17 @@ def latest_runs(folder: Path) -> list[Measured]:
     one device, model, context length and text as one measurement; says how many runs did not
     complete."""
     groups: dict[tuple, dict[str, Record]] = {}
-    results = [result for measured in read_journal(journal_of(folder, "stages"))
-               for result in measured.results]
+    results = [
+        result
+        for measured in read_journal(journal_of(folder, "stages"))
+        for result in measured.results
+    ]
     records = [*loose_records(folder), *(result.record for result in results if result.record)]
     incomplete = sum(not result.record for result in results)
-    for record in sorted((record for record in records if record.stage in NAMES),
-                         key=lambda record: (str(record.start.get("time", "")), record.name)):
+    for record in sorted(
+        (record for record in records if record.stage in NAMES),
+        key=lambda record: (str(record.start.get("time", "")), record.name),
+    ):
         if record.outcome.complete:
             config = record.config
             group = record.device_name, config["model"], config["context_length"], record.text
@@ -92,9 +106,15 @@ def published_runs() -> Measured:
     for stage, script in STAGES.items():
         theirs = figures[stage]
         start = dict(
-            stage=Path(script).stem, environment=dict(gpu=f"{source['gpu']} (published)"),
-            config=dict(model=source["model"], context_length=source["context_length"],
-                        device="cuda", world_size=theirs.gpus))
+            stage=Path(script).stem,
+            environment=dict(gpu=f"{source['gpu']} (published)"),
+            config=dict(
+                model=source["model"],
+                context_length=source["context_length"],
+                device="cuda",
+                world_size=theirs.gpus,
+            ),
+        )
         end = dict(avg_tok_per_sec=theirs.tok_per_sec, reserved_gb=theirs.reserved_gb)
         records[stage] = Record("published", start, [], end)
     return measured_from(records)
@@ -111,36 +131,60 @@ def measured_from(records: dict[str, Record]) -> Measured:
         label += f", batch {config['batch_size']}" if config.get("batch_size") else ""
         label += f", {tokens_of(record):,} tokens" if max(tokens) > 1.5 * min(tokens) else ""
         label += ", float32" if float32_reason(record) else ""
-        runs.append(Run(stage, label, processes=config["world_size"],
-                        compared_to="00" if stage != "00" and "00" in records else None))
+        runs.append(
+            Run(
+                stage,
+                label,
+                processes=config["world_size"],
+                compared_to="00" if stage != "00" and "00" in records else None,
+            )
+        )
         results.append(Result(stage, 1, SEED, None, 0, COMPLETE, record))
-    return Measured(id="", study="stages", kind="", time="", machine={}, matmul_peak={}, data=None,
-                    sources={}, options=[], plan=Plan(runs), results=results)
+    return Measured(
+        id="",
+        study="stages",
+        kind="",
+        time="",
+        machine={},
+        matmul_peak={},
+        data=None,
+        sources={},
+        options=[],
+        plan=Plan(runs),
+        results=results,
+    )
 
 
 def setting_of(row: Row) -> str:
     config, text = row.record.config, row.record.text
-    return (f"{config['model']} / {config['context_length']:,}"
-            + (f", {text}" if text else ""))
+    return f"{config['model']} / {config['context_length']:,}" + (f", {text}" if text else "")
 
 
 def scripts_table(groups: list[Measured]) -> Table:
     """Returns a row for each script of each group; without any, those of the published figures."""
+
     def quartiles(row: Row) -> str:
         first, _, third = row.record.quartiles or (None, None, None)
         return spread([first, third]) if first is not None else ""
 
-    return Table([
-        text_col("device", "record.device_name"), Column("model / context", setting_of, True),
-        text_col("script", "label"), num_col("tok/sec", "tok_per_sec", ",.0f"),
-        Column("speedup over 00",
-               lambda row: fmt(1.0 if row.run.name == "00" else row.factor, ".2f")),
-        Column("p25–p75", quartiles),
-        num_col("reserved GB", "reserved_gb", ".2f"),
-        num_col("MFU", "mfu", ".1%"),
-        num_col("val loss", "val_loss", ".3f"),
-    ], [row for measured in groups or [published_runs()] for row in rows_of(measured)],
-        missing="n/a")
+    return Table(
+        [
+            text_col("device", "record.device_name"),
+            Column("model / context", setting_of, True),
+            text_col("script", "label"),
+            num_col("tok/sec", "tok_per_sec", ",.0f"),
+            Column(
+                "speedup over 00",
+                lambda row: fmt(1.0 if row.run.name == "00" else row.factor, ".2f"),
+            ),
+            Column("p25–p75", quartiles),
+            num_col("reserved GB", "reserved_gb", ".2f"),
+            num_col("MFU", "mfu", ".1%"),
+            num_col("val loss", "val_loss", ".3f"),
+        ],
+        [row for measured in groups or [published_runs()] for row in rows_of(measured)],
+        missing="n/a",
+    )
 
 
 def draw_scripts(groups: list[Measured]):
@@ -149,14 +193,28 @@ def draw_scripts(groups: list[Measured]):
     tables = [rows_of(measured) for measured in (*groups, published_runs())]
     figure, panels = rows_of_panels(
         [f"{shorten(rows[0].record.device_name, 60)}: {setting_of(rows[0])}" for rows in tables],
-        [1.3 + 0.45 * len(rows) for rows in tables], [5, 3])
+        [1.3 + 0.45 * len(rows) for rows in tables],
+        [5, 3],
+    )
     for rows, (_, speed, memory) in zip(tables, panels, strict=True):
         colours = [COLOURS[row.run.name] for row in rows]
-        draw_bars(speed, [fill(row.label, 26) for row in rows], [row.tok_per_sec for row in rows],
-                  [f"{row.tok_per_sec:,.0f}" + (f"  ({row.factor:.2f}×)" if row.factor else "")
-                   for row in rows], colours)
-        draw_bars(memory, [""] * len(rows), [row.reserved_gb for row in rows],
-                  [fmt(row.reserved_gb, ".2f") or "n/a" for row in rows], colours)
+        draw_bars(
+            speed,
+            [fill(row.label, 26) for row in rows],
+            [row.tok_per_sec for row in rows],
+            [
+                f"{row.tok_per_sec:,.0f}" + (f"  ({row.factor:.2f}×)" if row.factor else "")
+                for row in rows
+            ],
+            colours,
+        )
+        draw_bars(
+            memory,
+            [""] * len(rows),
+            [row.reserved_gb for row in rows],
+            [fmt(row.reserved_gb, ".2f") or "n/a" for row in rows],
+            colours,
+        )
         speed.set_xlabel("speed, tok/sec (all processes)")
         memory.set_xlabel("reserved memory, GB (per process)")
     return figure

@@ -29,8 +29,7 @@ class Sweep(Study):
     tokens = TOKENS | {"cpu": 1}
 
     def options(self, parser):
-        parser.add_argument("what", choices=list(OPTION), metavar="KIND",
-                            help=" or ".join(OPTION))
+        parser.add_argument("what", choices=list(OPTION), metavar="KIND", help=" or ".join(OPTION))
 
     def plans(self, setup):
         what, device = setup.args.what, setup.device
@@ -38,8 +37,10 @@ class Sweep(Study):
             growth, sizes = 2, [dict(batch=size) for size in BATCHES]
         else:  # as many tokens take as much memory
             growth = 1
-            sizes = [dict(context=length, batch=CONTEXT_TOKENS[device] // length)
-                     for length in CONTEXTS[device]]
+            sizes = [
+                dict(context=length, batch=CONTEXT_TOKENS[device] // length)
+                for length in CONTEXTS[device]
+            ]
         for name in sizes[0]:
             if has_option(OPTION[name], setup.options):
                 raise UserError(f"{OPTION[name]} is set by the sweep itself", 2)
@@ -47,24 +48,48 @@ class Sweep(Study):
         runs: list[Run] = []
         for size in sizes:
             label = ", ".join(f"{name} {value}" for name, value in size.items())
-            runs.append(script.replace(
-                name=f"{script.name}-{label}".replace(", ", "-").replace(" ", "-"), label=label,
-                options=tuple(part for name, value in size.items()
-                              for part in (OPTION[name], str(value))),
-                memory_growth=growth, requires=runs[-1].name if runs else None))
+            runs.append(
+                script.replace(
+                    name=f"{script.name}-{label}".replace(", ", "-").replace(" ", "-"),
+                    label=label,
+                    options=tuple(
+                        part for name, value in size.items() for part in (OPTION[name], str(value))
+                    ),
+                    memory_growth=growth,
+                    requires=runs[-1].name if runs else None,
+                )
+            )
         ram = setup.machine["ram_gb"] if device == "cpu" else None
         length = self.length(setup) | dict(min_steps=MIN_STEPS[device])
-        yield Plan(runs, what, cold_rounds=0, stop_at_oom=True,
-                   memory_limit_gb=ram and ram / 2, **length)
+        yield Plan(
+            runs, what, cold_rounds=0, stop_at_oom=True, memory_limit_gb=ram and ram / 2, **length
+        )
 
     def tables(self, measured, rows):
         """Returns speed and memory of each size, up to the first that isn't tried."""
-        shown = [row for before, row in zip([None, *rows], rows, strict=False) if not (
-            row.outcome and row.outcome.status is Status.NOT_TRIED and before and before.error)]
-        return [Table([RUN, SPEED_OR_ERROR, RANGE, GB._replace(heading="reserved GB"),
-                       num_col("MFU", "mfu", ".1%"),
-                       num_col("of matmul peak", "share_of_peak", ".1%")], shown)]
+        shown = [
+            row
+            for before, row in zip([None, *rows], rows, strict=False)
+            if not (
+                row.outcome and row.outcome.status is Status.NOT_TRIED and before and before.error
+            )
+        ]
+        return [
+            Table(
+                [
+                    RUN,
+                    SPEED_OR_ERROR,
+                    RANGE,
+                    GB._replace(heading="reserved GB"),
+                    num_col("MFU", "mfu", ".1%"),
+                    num_col("of matmul peak", "share_of_peak", ".1%"),
+                ],
+                shown,
+            )
+        ]
 
     def notes(self, measured, rows):
-        return [f"{machine_note(measured, rows)} {peak_note(measured.peak)}",
-                "tok/sec is the median over the rounds of each run's median step."]
+        return [
+            f"{machine_note(measured, rows)} {peak_note(measured.peak)}",
+            "tok/sec is the median over the rounds of each run's median step.",
+        ]

@@ -39,10 +39,16 @@ class TimeToLoss(Study):
     tokens = None
 
     def options(self, parser):
-        parser.add_argument("--names", metavar="A,B+C",
-                            help="variants to measure besides, at 01's settings; + joins several")
-        parser.add_argument("--epoch", action="store_true",
-                            help="to the target of a search, at the settings best there")
+        parser.add_argument(
+            "--names",
+            metavar="A,B+C",
+            help="variants to measure besides, at 01's settings; + joins several",
+        )
+        parser.add_argument(
+            "--epoch",
+            action="store_true",
+            help="to the target of a search, at the settings best there",
+        )
 
     def runs(self, setup):
         """Returns 00, 01, and the variants that are asked for."""
@@ -63,39 +69,65 @@ class TimeToLoss(Study):
             kind, log_tokens = "epoch", search.LOG_TOKENS[setup.device]
         else:
             runs = self.runs(setup)
-            (row,) = rows_of((yield search.plan_of(
-                runs[:1], "target", tokens=args.max_tokens, log_tokens=log_tokens, rounds=2,
-                **search.TUNING)))
+            (row,) = rows_of(
+                (
+                    yield search.plan_of(
+                        runs[:1],
+                        "target",
+                        tokens=args.max_tokens,
+                        log_tokens=log_tokens,
+                        rounds=2,
+                        **search.TUNING,
+                    )
+                )
+            )
             if not row.record or row.lowest_val_loss is None:
                 raise UserError(f"there is no target, since 00's default run failed: {row.error}")
-            length = dict(targets=dict(published=row.lowest_val_loss),
-                          tokens=LIMIT * row.record.logs[-1]["tokens"])
+            length = dict(
+                targets=dict(published=row.lowest_val_loss),
+                tokens=LIMIT * row.record.logs[-1]["tokens"],
+            )
         yield search.plan_of(runs, kind, log_tokens=log_tokens, cold_rounds=COLD_ROUNDS, **length)
 
     def later(self, setup, plan):
         if plan.kind != "target":
             return []
         tokens = setup.args.max_tokens or (
-            EPOCHS * tokens_per_epoch(setup.data) if setup.machine["gpus"] else DEMO_TOKENS)
-        return [(search.plan_of(self.runs(setup), "", log_tokens=LOG_TOKENS[setup.device],
-                                tokens=LIMIT * tokens), 1)]
+            EPOCHS * tokens_per_epoch(setup.data) if setup.machine["gpus"] else DEMO_TOKENS
+        )
+        return [
+            (
+                search.plan_of(
+                    self.runs(setup), "", log_tokens=LOG_TOKENS[setup.device], tokens=LIMIT * tokens
+                ),
+                1,
+            )
+        ]
 
     def tables(self, measured, rows):
         """Returns how long each run took to each target; without, the losses that set one."""
         if not measured.plan.targets:
             return [Table([RUN, search.LOWEST_LOSS, SPEED], rows)]
-        return [Table(time_columns(target, rows), rows,
-                      f"Target {target:.4f}, {TARGETS[name]}:", every_column=True)
-                for name, target in measured.plan.targets.items()]
+        return [
+            Table(
+                time_columns(target, rows),
+                rows,
+                f"Target {target:.4f}, {TARGETS[name]}:",
+                every_column=True,
+            )
+            for name, target in measured.plan.targets.items()
+        ]
 
     def notes(self, measured, rows):
         how = "Medians over the seeds."
         if measured.plan.targets:
-            how += (" Seconds of training, and of compilation with an empty cache, to the target."
-                    " Speedups are the means of the seeds' ratios, with their 95 % intervals; bold:"
-                    " significant over the whole table. A run that hasn't reached the target after"
-                    f" {measured.plan.tokens:,} tokens ends; its speedup is a bound, and not"
-                    " tested.")
+            how += (
+                " Seconds of training, and of compilation with an empty cache, to the target."
+                " Speedups are the means of the seeds' ratios, with their 95 % intervals; bold:"
+                " significant over the whole table. A run that hasn't reached the target after"
+                f" {measured.plan.tokens:,} tokens ends; its speedup is a bound, and not"
+                " tested."
+            )
             if any(row.warm_excess is not None for row in rows):
                 how += " *Again*: a second start, which finds the compiler's cache."
         return [machine_note(measured, rows), how]
@@ -106,27 +138,44 @@ class TimeToLoss(Study):
         if not measured.plan.targets:
             return None
         target = [*measured.plan.targets.values()][-1]
-        rows = sorted(rows, key=lambda row: (
-            row.run.stage != "00", -(row.seconds_to(target, True) or math.inf)))
+        rows = sorted(
+            rows,
+            key=lambda row: (row.run.stage != "00", -(row.seconds_to(target, True) or math.inf)),
+        )
         figure, [(subfigure, speed, time)] = rows_of_panels(
-            [title_of(rows, target) + place_of(measured)], [2 + 0.5 * len(rows)], [2, 3])
+            [title_of(rows, target) + place_of(measured)], [2 + 0.5 * len(rows)], [2, 3]
+        )
         labels = [fill(row.label.replace("+", " + "), 36, break_on_hyphens=False) for row in rows]
-        colours = [COLOURS[row.run.stage if row.run.stage in ("00", "01") else "02"]
-                   for row in rows]
-        draw_bars(speed, labels, [row.tok_per_sec for row in rows],
-                  [fmt(row.tok_per_sec, ",.0f") for row in rows], colours,
-                  [row.speeds for row in rows])
-        draw_bars(time, [""] * len(rows), [row.seconds_to(target) for row in rows],
-                  [time_text(row, target) for row in rows], colours,
-                  [[time for _, time in row.times_to(target) if time < math.inf] for row in rows],
-                  [row.seconds_to(target, True) or 0 for row in rows])
+        colours = [
+            COLOURS[row.run.stage if row.run.stage in ("00", "01") else "02"] for row in rows
+        ]
+        draw_bars(
+            speed,
+            labels,
+            [row.tok_per_sec for row in rows],
+            [fmt(row.tok_per_sec, ",.0f") for row in rows],
+            colours,
+            [row.speeds for row in rows],
+        )
+        draw_bars(
+            time,
+            [""] * len(rows),
+            [row.seconds_to(target) for row in rows],
+            [time_text(row, target) for row in rows],
+            colours,
+            [[time for _, time in row.times_to(target) if time < math.inf] for row in rows],
+            [row.seconds_to(target, True) or 0 for row in rows],
+        )
         speed.tick_params(axis="y", labelsize=9)
         speed.set_xlabel("tokens per second")
         speed.locator_params(axis="x", nbins=3)
         time.set_xlabel("seconds of training and compilation\n×: the speedup in the table")
         scripts = {label: COLOURS[stage] for stage, label in SCRIPTS.items()}
-        add_legend(subfigure, scripts, key(
-            "compilation, warm-up", facecolor="white", edgecolor="0.6", hatch="///"))
+        add_legend(
+            subfigure,
+            scripts,
+            key("compilation, warm-up", facecolor="white", edgecolor="0.6", hatch="///"),
+        )
         return figure
 
 
@@ -151,6 +200,7 @@ def time_text(row: Row, target: float) -> str:
 
 def time_columns(target: float, rows: list[Row]) -> list[Column]:
     """Returns columns whose main factor counts compilation, as who waits for it does."""
+
     def seconds(row: Row) -> str:
         return row.error or fmt(row.seconds_to(target, True), ",.1f") or "not reached"
 
@@ -171,9 +221,12 @@ def time_columns(target: float, rows: list[Row]) -> list[Column]:
         return bold(speedup_of(row, target, with_first_step), significance)
 
     return [
-        RUN, SPEED, num_col("× tok/sec", "factor", ".2f"),
+        RUN,
+        SPEED,
+        num_col("× tok/sec", "factor", ".2f"),
         Column("tokens", lambda row: fmt(row.tokens_to(target), ",.0f")),
-        Column("seconds", seconds), Column("range", spread_of),
+        Column("seconds", seconds),
+        Column("range", spread_of),
         Column("× to the loss", factor),
         Column("95 %", lambda row: spread(row.speedup(target, True).interval, ".2f")),
         Column("first step, extra s", first_step),

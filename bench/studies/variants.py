@@ -27,11 +27,19 @@ class Variants(Study):
     in_report = "", *GROUPS
 
     def options(self, parser):
-        parser.add_argument("group", nargs="?", choices=GROUPS, metavar="GROUP",
-                            help=f"only this group: {', '.join(GROUPS)}")
-        parser.add_argument("--names", metavar="A,B+C",
-                            help="which variants (default: all but the compiler's modes and"
-                                 " checkpoints); + joins several into one script")
+        parser.add_argument(
+            "group",
+            nargs="?",
+            choices=GROUPS,
+            metavar="GROUP",
+            help=f"only this group: {', '.join(GROUPS)}",
+        )
+        parser.add_argument(
+            "--names",
+            metavar="A,B+C",
+            help="which variants (default: all but the compiler's modes and"
+            " checkpoints); + joins several into one script",
+        )
 
     def plans(self, setup):
         scripts, machine, group = setup.scripts, setup.machine, setup.args.group
@@ -40,8 +48,9 @@ class Variants(Study):
         if group == TRAINER:
             runs = trainer_runs(setup)
         else:
-            base = (scripts.stage("02", machine["gpus"] or 2) if group in OF_02 else
-                    scripts.stage("01"))
+            base = (
+                scripts.stage("02", machine["gpus"] or 2) if group in OF_02 else scripts.stage("01")
+            )
             runs = scripts.variants(base, machine, group, setup.args.names)
         yield Plan(runs, group or "", seed_noise=2, cold_rounds=EVERY_ROUND, **self.length(setup))
 
@@ -67,10 +76,17 @@ def trainer_runs(setup: Setup) -> list[Run]:
     settings += [] if machine["gpus"] else [(*fastest, "--huge_pages")]
     runs, needs = [base], "package transformers, package accelerate"
     for options in settings:
-        runs.append(base.replace(
-            name="-".join(["trainer", *re.findall(r"\w+", " ".join(options))]),
-            label=" ".join(["Trainer", *options]), script=PEER,
-            technique="Hugging Face's Trainer", loss="changes", options=batch + options,
-            compared_to=base.name, stage=None,
-            error=lacking(needs + (", bfloat16 units" if "--bf16" in options else ""), machine)))
+        runs.append(
+            base.replace(
+                name="-".join(["trainer", *re.findall(r"\w+", " ".join(options))]),
+                label=" ".join(["Trainer", *options]),
+                script=PEER,
+                technique="Hugging Face's Trainer",
+                loss="changes",
+                options=batch + options,
+                compared_to=base.name,
+                stage=None,
+                error=lacking(needs + (", bfloat16 units" if "--bf16" in options else ""), machine),
+            )
+        )
     return runs

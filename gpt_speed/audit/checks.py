@@ -32,11 +32,21 @@ class Finding(NamedTuple):
 
 
 def causal_mask(step: Step) -> tuple:
-    older = [(op, source) for call in step.attentions for op, mask in call.masks
-             for source in mask.sources()]
+    older = [
+        (op, source)
+        for call in step.attentions
+        for op, mask in call.masks
+        for source in mask.sources()
+    ]
     if stored := [*dict.fromkeys(op for op, source in older if source["triangle"])]:
-        return LACKS, (f"{count(len(stored), 'call')} of attention with a stored triangle,"
-                       f" {stored[0].outputs[0].shape[-2]} tokens"), stored
+        return (
+            LACKS,
+            (
+                f"{count(len(stored), 'call')} of attention with a stored triangle,"
+                f" {stored[0].outputs[0].shape[-2]} tokens"
+            ),
+            stored,
+        )
     if older:
         return CANT_TELL, "a mask that comes from outside the step", [op for op, _ in older]
     if any(call.masks or call.causal for call in step.attentions):
@@ -45,8 +55,9 @@ def causal_mask(step: Step) -> tuple:
 
 
 def tensor_cores(step: Step) -> tuple:
-    single = [op for op in step.matmuls if op.type == "float32"
-              and op.name != "convolution"]  # which has its own setting
+    single = [
+        op for op in step.matmuls if op.type == "float32" and op.name != "convolution"
+    ]  # which has its own setting
     share = step.flops_share(single)
     if share < 0.01:
         return NOT_HERE, "no matmuls in float32"
@@ -76,8 +87,11 @@ def fused_optimizer(step: Step) -> tuple:
 
 
 def pinned_memory(step: Step) -> tuple:
-    copies = [op for op in step.ops if op.scalars.get("source") == "cpu"
-              and op.phase == "forward" and op.outputs[0].shape]
+    copies = [
+        op
+        for op in step.ops
+        if op.scalars.get("source") == "cpu" and op.phase == "forward" and op.outputs[0].shape
+    ]
     for flag, how in (("pinned", "not pinned"), ("non_blocking", "without non_blocking=True")):
         if slow := [op for op in copies if not op.scalars.get(flag)]:
             return LACKS, f"a batch is copied {how}", slow
@@ -119,10 +133,19 @@ def native_layers(step: Step) -> tuple:
         functions = {op.function for op in by_hand}
         numbers = Counter(by_hand.values()).items()
         evidence = " and ".join(count(number, layer) for layer, number in numbers) + " by hand"
-        return LACKS, evidence, [*by_hand, *(op for op in step.training if not op.is_matmul
-                                             and op.function in functions)]
-    return (HAS, "PyTorch's own, or fused by the compiler") if layers or is_native else (
-        NOT_HERE, "neither layer norms nor GELUs")
+        return (
+            LACKS,
+            evidence,
+            [
+                *by_hand,
+                *(op for op in step.training if not op.is_matmul and op.function in functions),
+            ],
+        )
+    return (
+        (HAS, "PyTorch's own, or fused by the compiler")
+        if layers or is_native
+        else (NOT_HERE, "neither layer norms nor GELUs")
+    )
 
 
 def is_reduction(op: Op) -> bool:
@@ -131,11 +154,19 @@ def is_reduction(op: Op) -> bool:
 
 def is_norm(factor: Tensor, path: list[Op]) -> bool:
     """Tells whether a factor is a root of activations reduced in their last dimension."""
-    return factor.shape[-1:] == [1] and any(
-        op.name in ("rsqrt", "sqrt", "std") or op.scalars.get("exponent") in (-.5, .5)
-        for op in path) and any(
-        is_reduction(op) and op.scalars.get("dim") in ([-1], [len(op.inputs[0].shape) - 1])
-        and op.inputs[0].is_data() for op in path)
+    return (
+        factor.shape[-1:] == [1]
+        and any(
+            op.name in ("rsqrt", "sqrt", "std") or op.scalars.get("exponent") in (-0.5, 0.5)
+            for op in path
+        )
+        and any(
+            is_reduction(op)
+            and op.scalars.get("dim") in ([-1], [len(op.inputs[0].shape) - 1])
+            and op.inputs[0].is_data()
+            for op in path
+        )
+    )
 
 
 def is_unit(x: Tensor) -> bool:
@@ -143,22 +174,31 @@ def is_unit(x: Tensor) -> bool:
     maker = x.maker
     while maker and maker.name in ("mul", "_to_copy"):
         maker = maker.inputs[0].maker
-    return maker is not None and maker.name == "div" and any(
-        op.name == "linalg_vector_norm" and maker.inputs[0].storage in op.reads
-        and op.scalars.get("dim") in ([-1], [len(op.inputs[0].shape) - 1])
-        for op in walk(maker.inputs[1:], is_reduction))
+    return (
+        maker is not None
+        and maker.name == "div"
+        and any(
+            op.name == "linalg_vector_norm"
+            and maker.inputs[0].storage in op.reads
+            and op.scalars.get("dim") in ([-1], [len(op.inputs[0].shape) - 1])
+            for op in walk(maker.inputs[1:], is_reduction)
+        )
+    )
 
 
 def gelus(x: Tensor, path: list[Op]) -> Iterator[Op]:
     """Yields what makes a factor of x a GELU: erf of x, tanh of a cubic polynomial of x."""
+
     @cache
     def degrees(storage: int, maker: Op | None) -> Counter:
         """Returns a tensor's degree as a polynomial of each storage that it comes from."""
         name = maker.name.rstrip("_") if maker else ""
         if name not in POLYNOMIAL and not (name == "div" and len(maker.inputs) == 1):
             return Counter([storage])
-        total = reduce(Counter.__add__ if name == "mul" else Counter.__or__,
-                       (degrees(factor.storage, factor.maker) for factor in maker.inputs))
+        total = reduce(
+            Counter.__add__ if name == "mul" else Counter.__or__,
+            (degrees(factor.storage, factor.maker) for factor in maker.inputs),
+        )
         power = maker.scalars.get("exponent", 1) if name == "pow" else 1
         return Counter({root: degree * power for root, degree in total.items()})
 
@@ -166,7 +206,8 @@ def gelus(x: Tensor, path: list[Op]) -> Iterator[Op]:
         if op.name in ("erf", "tanh"):
             inner = degrees(op.inputs[0].storage, op.inputs[0].maker)
             if (op.name == "erf" or 3 in inner.values()) and (
-                    inner.keys() & degrees(x.storage, x.maker).keys()):
+                inner.keys() & degrees(x.storage, x.maker).keys()
+            ):
                 yield op
 
 
@@ -176,12 +217,20 @@ def flash_attention(step: Step) -> tuple:
         return HAS, "PyTorch's attention"
     plain = [call for call in by_hand if not call.odd]
     if not plain:
-        return CANT_TELL, f"{by_hand[0].odd} between scores and values: FlexAttention may do it", [
-            op for call in by_hand for op in call.ops]
+        return (
+            CANT_TELL,
+            f"{by_hand[0].odd} between scores and values: FlexAttention may do it",
+            [op for call in by_hand for op in call.ops],
+        )
     scores = plain[0].ops[0].outputs[0]
-    return LACKS, (f"{count(len(plain), 'call')} of attention by hand, {scores.shape[-2]} ×"
-                   f" {scores.shape[-1]} scores in {scores.type}"), [
-                       op for call in plain for op in call.ops]
+    return (
+        LACKS,
+        (
+            f"{count(len(plain), 'call')} of attention by hand, {scores.shape[-2]} ×"
+            f" {scores.shape[-1]} scores in {scores.type}"
+        ),
+        [op for call in plain for op in call.ops],
+    )
 
 
 def compiled(step: Step) -> tuple:
@@ -189,7 +238,8 @@ def compiled(step: Step) -> tuple:
     if not step.is_compiled:
         return LACKS, "nothing is compiled", WHOLE
     return HAS if share >= 0.5 else CANT_TELL, (
-        f"{share:.0%} of the forward pass's FLOPs are compiled")
+        f"{share:.0%} of the forward pass's FLOPs are compiled"
+    )
 
 
 def padded_vocabulary(step: Step) -> tuple:
@@ -212,8 +262,12 @@ def merged_qkv(step: Step) -> tuple:
     for call in step.attentions:
         makers = to_matmuls(call.inputs)
         matmuls = [op for op in step.weights if op in makers]
-        inputs = {root.storage for op in matmuls for root in map(Tensor.root, op.inputs)
-                  if len(root.shape) > 1 and root.storage != step.weights[op].storage}
+        inputs = {
+            root.storage
+            for op in matmuls
+            for root in map(Tensor.root, op.inputs)
+            if len(root.shape) > 1 and root.storage != step.weights[op].storage
+        }
         is_merged |= len(matmuls) == 1
         if len(matmuls) == 3 and len(inputs) == 1:
             apart += matmuls
@@ -226,10 +280,11 @@ def merged_qkv(step: Step) -> tuple:
 
 
 def huge_pages(step: Step) -> tuple:
-    return {None: (NO_HARDWARE, "the system has none, or has them switched off"),
-            True: (HAS, "set for this program or for all"),
-            False: (LACKS, "THP_MEM_ALLOC_ENABLE not set", step.facts["system"])
-            }[step.facts["huge_pages"]]
+    return {
+        None: (NO_HARDWARE, "the system has none, or has them switched off"),
+        True: (HAS, "set for this program or for all"),
+        False: (LACKS, "THP_MEM_ALLOC_ENABLE not set", step.facts["system"]),
+    }[step.facts["huge_pages"]]
 
 
 def loss_in_graph(step: Step) -> tuple:
@@ -238,8 +293,11 @@ def loss_in_graph(step: Step) -> tuple:
     if len(inside) != 1:
         reason = "a part of the loss is compiled" if inside else "no operator that reads the logits"
         return CANT_TELL, reason, touched
-    return (HAS, "the loss is compiled", touched) if inside == {True} else (
-        LACKS, "the loss isn't compiled", touched)
+    return (
+        (HAS, "the loss is compiled", touched)
+        if inside == {True}
+        else (LACKS, "the loss isn't compiled", touched)
+    )
 
 
 def chunked_head(step: Step) -> tuple:
@@ -256,23 +314,34 @@ def kept_memory(step: Step) -> tuple:
     if step.facts["shares_memory"]:
         return NO_HARDWARE, "the GPU shares the host's memory"
     if step.device == "cuda":
-        return (HAS, "expandable segments") if step.facts["kept"] else (
-            LACKS, "PYTORCH_CUDA_ALLOC_CONF not set to expandable_segments:True")
-    return {None: (CANT_TELL, "memory isn't glibc's"),
-            True: (HAS, "large pieces stay with the process"),
-            False: (LACKS, "large pieces go back to Linux when freed", step.facts["system"])
-            }[step.facts["kept"]]
+        return (
+            (HAS, "expandable segments")
+            if step.facts["kept"]
+            else (LACKS, "PYTORCH_CUDA_ALLOC_CONF not set to expandable_segments:True")
+        )
+    return {
+        None: (CANT_TELL, "memory isn't glibc's"),
+        True: (HAS, "large pieces stay with the process"),
+        False: (LACKS, "large pieces go back to Linux when freed", step.facts["system"]),
+    }[step.facts["kept"]]
 
 
 # By the technique's patch: its check, and the device or part of a model that it needs.
 CHECKS = {
-    "01-causal-mask": (causal_mask, "attention"), "02-tensor-cores": (tensor_cores, "cuda"),
-    "03-fused-adamw": (fused_optimizer, ""), "04-pinned-memory": (pinned_memory, "cuda"),
-    "05-bfloat16": (bfloat16, ""), "06-native-layers": (native_layers, ""),
-    "07-flash-attention": (flash_attention, "attention"), "08-torch-compile": (compiled, ""),
-    "09-padded-vocabulary": (padded_vocabulary, "head"), "10-batch-size": (batch_size, ""),
-    "11-merged-qkv": (merged_qkv, "attention"), "12-huge-pages": (huge_pages, "cpu"),
-    "13-loss-in-graph": (loss_in_graph, "head"), "14-chunked-head": (chunked_head, "head"),
+    "01-causal-mask": (causal_mask, "attention"),
+    "02-tensor-cores": (tensor_cores, "cuda"),
+    "03-fused-adamw": (fused_optimizer, ""),
+    "04-pinned-memory": (pinned_memory, "cuda"),
+    "05-bfloat16": (bfloat16, ""),
+    "06-native-layers": (native_layers, ""),
+    "07-flash-attention": (flash_attention, "attention"),
+    "08-torch-compile": (compiled, ""),
+    "09-padded-vocabulary": (padded_vocabulary, "head"),
+    "10-batch-size": (batch_size, ""),
+    "11-merged-qkv": (merged_qkv, "attention"),
+    "12-huge-pages": (huge_pages, "cpu"),
+    "13-loss-in-graph": (loss_in_graph, "head"),
+    "14-chunked-head": (chunked_head, "head"),
     "15-kept-memory": (kept_memory, ""),
 }
 
@@ -297,6 +366,9 @@ def check(step: Step) -> dict[str, Finding]:
     for patch, (technique_check, needs) in CHECKS.items():
         state, evidence, *touched = missing(step, needs) or technique_check(step)
         ops = touched[0] if touched else []
-        findings[patch] = Finding(state, evidence, share=ops) if isinstance(ops, float) else (
-            Finding(state, evidence, ops[0].place if ops else "", step.time_share(ops)))
+        findings[patch] = (
+            Finding(state, evidence, share=ops)
+            if isinstance(ops, float)
+            else (Finding(state, evidence, ops[0].place if ops else "", step.time_share(ops)))
+        )
     return findings

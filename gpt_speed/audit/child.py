@@ -139,26 +139,40 @@ def finish(how: str, error: str = "") -> None:
     cuda, matmul, key = torch.cuda.is_initialized(), torch.backends.cuda.matmul, steps.rarest
     ends = steps.ends.get(key, [])
     seconds = [end - start for start, end in itertools.pairwise(ends)]
-    system, elapsed = (getattr(os.times(), kind) - getattr(steps.began, kind)
-                       for kind in ("system", "elapsed"))
+    system, elapsed = (
+        getattr(os.times(), kind) - getattr(steps.began, kind) for kind in ("system", "elapsed")
+    )
     facts = dict(
-        how=how, error=error, key=key, torch=torch.__version__, steps=len(ends),
-        seconds=seconds[min(WARM_UP, len(seconds) // 2):], waited=sum(steps.waits),
+        how=how,
+        error=error,
+        key=key,
+        torch=torch.__version__,
+        steps=len(ends),
+        seconds=seconds[min(WARM_UP, len(seconds) // 2) :],
+        waited=sum(steps.waits),
         system=min(1.0, system / max(elapsed, 0.01)),  # at most this share made pages
-        children=os.times().children_user, workers=steps.workers,
+        children=os.times().children_user,
+        workers=steps.workers,
         optimizers=[optimizer_facts(optimizer) for optimizer in steps.optimizers],
-        graphs=compiler_counts("stats")["unique_graphs"], breaks=compiler_counts("graph_break"),
+        graphs=compiler_counts("stats")["unique_graphs"],
+        breaks=compiler_counts("graph_break"),
         new_graphs=max(0, compiler_counts("stats")["unique_graphs"] - steps.graphs),
-        tf32=matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else
-        matmul.allow_tf32,  # which PyTorch had before 2.9
+        tf32=matmul.fp32_precision == "tf32"
+        if hasattr(matmul, "fp32_precision")
+        else matmul.allow_tf32,  # which PyTorch had before 2.9
         # Segments of a GPU's memory that grow.
-        kept=any(part.get("is_expandable") for part in torch.cuda.memory_snapshot()) if cuda else
-        keeps_memory(), huge_pages=has_huge_pages(),
+        kept=any(part.get("is_expandable") for part in torch.cuda.memory_snapshot())
+        if cuda
+        else keeps_memory(),
+        huge_pages=has_huge_pages(),
         shares_memory=bool(cuda and torch.cuda.get_device_properties().is_integrated),
         device="cuda" if cuda else "cpu",
         memory=torch.cuda.max_memory_reserved() if cuda else peak_memory(),
         memory_total=torch.cuda.mem_get_info()[1] if cuda else None,
-        ops=watch.ops, older=[*watch.older.items()], syncs=watch.syncs)
+        ops=watch.ops,
+        older=[*watch.older.items()],
+        syncs=watch.syncs,
+    )
     report = Path(steps.order["report"])
     part = report.with_suffix(".part")
     part.write_text(json.dumps(facts), encoding="utf-8")
@@ -176,6 +190,7 @@ def peak_memory() -> int | None:
     """Returns the most bytes that this process had in memory; None on Windows."""
     with contextlib.suppress(ImportError):
         import resource
+
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else 1024 * peak
     return None
@@ -183,10 +198,13 @@ def peak_memory() -> int | None:
 
 def optimizer_facts(optimizer) -> dict:
     kind, groups = type(optimizer), optimizer.param_groups
-    return dict(name=kind.__name__, own=kind.__module__.startswith("torch.optim"),
-                accepts="fused" in inspect.signature(kind.__init__).parameters,
-                fused=all(group.get("fused") for group in groups),
-                tensors=sum(len(group["params"]) for group in groups))
+    return dict(
+        name=kind.__name__,
+        own=kind.__module__.startswith("torch.optim"),
+        accepts="fused" in inspect.signature(kind.__init__).parameters,
+        fused=all(group.get("fused") for group in groups),
+        tensors=sum(len(group["params"]) for group in groups),
+    )
 
 
 def keeps_memory() -> bool | None:
@@ -208,8 +226,11 @@ def has_huge_pages() -> bool | None:
     setting = "[never]"
     with contextlib.suppress(OSError):
         setting = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
-    return None if "[never]" in setting else (
-        "[always]" in setting or os.environ.get("THP_MEM_ALLOC_ENABLE") == "1")
+    return (
+        None
+        if "[never]" in setting
+        else ("[always]" in setting or os.environ.get("THP_MEM_ALLOC_ENABLE") == "1")
+    )
 
 
 def hook(owner, name: str, before) -> None:
@@ -234,10 +255,12 @@ def add_hooks() -> None:
     torch_optimizer.register_optimizer_step_post_hook(end)
     hook(torch.autograd, "backward", steps.begin_backward)
     hook(torch.autograd, "grad", steps.begin_backward)
-    hook(torch.optim.Optimizer, "__init__",
-         lambda *_, **__: setattr(steps, "has_optimizer", True))
-    hook(DistributedDataParallel, "__init__",
-         lambda model, *_, **__: lambda: steps.models.append(model))
+    hook(torch.optim.Optimizer, "__init__", lambda *_, **__: setattr(steps, "has_optimizer", True))
+    hook(
+        DistributedDataParallel,
+        "__init__",
+        lambda model, *_, **__: lambda: steps.models.append(model),
+    )
     hook(_BaseDataLoaderIter, "__next__", steps.begin_fetch)
 
 
@@ -245,7 +268,7 @@ def main() -> None:
     """Runs the script; always ends the process."""
     del sys.modules["watch"]  # the script may have one of that name
     is_module = sys.argv[2] == "-m"
-    sys.argv = sys.argv[2 + is_module:]
+    sys.argv = sys.argv[2 + is_module :]
     name = sys.argv[0]
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(name))
     add_hooks()

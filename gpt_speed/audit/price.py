@@ -19,8 +19,11 @@ def prices(step: Step, count: int, cards: Sequence[str]) -> list[dict]:
         elif times:
             error = margin(CARDS[name], step.is_compiled, times)
             low, high = (count / sum(times.values()) * share for share in (1 - error, 1 + error))
-            text = f"at least {rounded(low)}" if step.is_compiled else (
-                f"{rounded(low)}–{rounded(high)}")
+            text = (
+                f"at least {rounded(low)}"
+                if step.is_compiled
+                else (f"{rounded(low)}–{rounded(high)}")
+            )
         else:
             text = f"no {missing_precision(work, CARDS[name])}"
         rows.append(dict(card=name, low=low, high=high, speed=text))
@@ -35,8 +38,14 @@ def rounded(speed: float) -> str:
 def work_of(step: Step) -> list[Work]:
     """Returns the work of each kernel. An optimizer of PyTorch that isn't fused updates one tensor
     after the other on a CPU, but all at once on a GPU."""
-    tensors = sum(optimizer["tensors"] for optimizer in step.facts["optimizers"]
-                  if optimizer["own"] and not optimizer["fused"]) or 1
+    tensors = (
+        sum(
+            optimizer["tensors"]
+            for optimizer in step.facts["optimizers"]
+            if optimizer["own"] and not optimizer["fused"]
+        )
+        or 1
+    )
     work = []
     for op, kind in step.kinds.items():
         if op.kernel and op.device == step.device:
@@ -48,8 +57,15 @@ def work_of(step: Step) -> list[Work]:
 
 def prices_text(rows: list[dict], step: Step, unit: str) -> str:
     """Writes the prices as a table in Markdown, with what to know of it."""
-    table = markdown(Table([text_col("GPU", "card"), text_col(f"{unit}/sec", "speed")], rows,
-                           "On GPUs that aren't here, predicted:"))
+    table = markdown(
+        Table(
+            [text_col("GPU", "card"), text_col(f"{unit}/sec", "speed")],
+            rows,
+            "On GPUs that aren't here, predicted:",
+        )
+    )
     precision = step.precision(step.type)
-    return (f"{table}\nPredicted from the operators of the watched step, matmuls in {precision};"
-            " compiled parts are counted uncompiled. How far to trust it: docs/predictions.md\n")
+    return (
+        f"{table}\nPredicted from the operators of the watched step, matmuls in {precision};"
+        " compiled parts are counted uncompiled. How far to trust it: docs/predictions.md\n"
+    )

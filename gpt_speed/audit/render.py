@@ -14,12 +14,21 @@ from gpt_speed.common import memory_text
 from gpt_speed.gains import expected
 from gpt_speed.tables import Column, Table, markdown, num_col, text_col
 
-KINDS = dict(products="matmuls", head="head and loss", loss="head and loss",
-             rest="norms and the rest")
+KINDS = dict(
+    products="matmuls", head="head and loss", loss="head and loss", rest="norms and the rest"
+)
 
 
-def audit_of(command: list[str], step: Step, timed: dict, machine: dict, names: dict[str, str],
-             gains: dict[str, float], gains_from: str, cards: Sequence[str] = ()) -> dict:
+def audit_of(
+    command: list[str],
+    step: Step,
+    timed: dict,
+    machine: dict,
+    names: dict[str, str],
+    gains: dict[str, float],
+    gains_from: str,
+    cards: Sequence[str] = (),
+) -> dict:
     """Returns what --json prints, from what gpt_speed.audit.run reports, the techniques' `names`
     and what they gained on our model, both by their patches, and where in words they did."""
     figures = figures_of(step, timed, machine)
@@ -27,24 +36,40 @@ def audit_of(command: list[str], step: Step, timed: dict, machine: dict, names: 
     for number, (patch, name) in enumerate(names.items(), 1):
         if finding := findings.get(patch):
             share, gain = finding.share, gains.get(patch)
-            techniques.append(dict(
-                number=number, technique=name, **finding._asdict(),
-                gain=gain, expected=gain if step.device == "cuda" else expected(
-                    patch, share, gain),
-                # The speedup if that share took no time, unless it is nearly the whole step.
-                upper_bound=1 / (1 - share) if 0 < share < 0.95 else None))
+            techniques.append(
+                dict(
+                    number=number,
+                    technique=name,
+                    **finding._asdict(),
+                    gain=gain,
+                    expected=gain if step.device == "cuda" else expected(patch, share, gain),
+                    # The speedup if that share took no time, unless it is nearly the whole step.
+                    upper_bound=1 / (1 - share) if 0 < share < 0.95 else None,
+                )
+            )
     priced = prices(step, figures["tokens"] or 1, cards)
     unit = "tok" if figures["tokens"] else "steps"
-    return dict(command=command, head=head(timed, machine, figures), figures=figures,
-                techniques=techniques, gains_from=gains_from, notes=[*notes(step, timed)],
-                prices=priced, prices_text=prices_text(priced, step, unit) if priced else "")
+    return dict(
+        command=command,
+        head=head(timed, machine, figures),
+        figures=figures,
+        techniques=techniques,
+        gains_from=gains_from,
+        notes=[*notes(step, timed)],
+        prices=priced,
+        prices_text=prices_text(priced, step, unit) if priced else "",
+    )
 
 
 def figures_of(step: Step, timed: dict, machine: dict) -> dict:
     """Returns the step's seconds, tokens, FLOPs and shares, and the memory in bytes."""
     times, seconds = timed["seconds"], median(timed["seconds"])
-    tokens = sum(math.prod(tensor.shape) for op in step.lookups for tensor in op.inputs
-                 if tensor.argument == "indices")
+    tokens = sum(
+        math.prod(tensor.shape)
+        for op in step.lookups
+        for tensor in op.inputs
+        if tensor.argument == "indices"
+    )
     flops, rates = step.flops.total(), machine.get("rates", {})
     peak = PEAK_FLOPS.get(machine["name"])
     rate = peak or rates.get(step.precision(step.type)) or rates.get("float32")
@@ -52,11 +77,21 @@ def figures_of(step: Step, timed: dict, machine: dict) -> dict:
     for op, kind in step.kinds.items():
         shares[KINDS.get(kind, kind)] += op.seconds / step.seconds
     return dict(
-        seconds=seconds, fastest=min(times), slowest=max(times), steps=len(times),
-        tokens=tokens, tok_per_sec=tokens / seconds, flops=flops, type=step.type,
-        rate=rate, share_of_rate=rate and flops / seconds / rate, mfu=bool(peak),
-        memory=timed["memory"], memory_total=machine["memory_total"],
-        shares=dict(sorted(shares.items(), key=lambda item: -item[1])))
+        seconds=seconds,
+        fastest=min(times),
+        slowest=max(times),
+        steps=len(times),
+        tokens=tokens,
+        tok_per_sec=tokens / seconds,
+        flops=flops,
+        type=step.type,
+        rate=rate,
+        share_of_rate=rate and flops / seconds / rate,
+        mfu=bool(peak),
+        memory=timed["memory"],
+        memory_total=machine["memory_total"],
+        shares=dict(sorted(shares.items(), key=lambda item: -item[1])),
+    )
 
 
 def head(timed: dict, machine: dict, figures: dict) -> list[str]:
@@ -67,40 +102,58 @@ def head(timed: dict, machine: dict, figures: dict) -> list[str]:
     optimizers = ", ".join(optimizer["name"] for optimizer in timed["optimizers"][:3])
     rate = f"{figures['rate'] / 1e12:,.3g} TFLOP/s"
     of = f"MFU (of {rate})" if figures["mfu"] else f"of the {rate} that large matmuls reach here"
-    return [f"{machine['name']}, PyTorch {machine['torch']}: {figures['seconds']:.3g} s a step"
-            f" ({figures['fastest']:.3g}–{figures['slowest']:.3g},"
-            f" {count(figures['steps'], 'step')}){speed}",
-            f"{figures['flops'] / 1e9:,.4g} GFLOP a step in {figures['type']}:"
-            f" {figures['share_of_rate']:.0%} {of};"
-            f" memory {memory_text(figures['memory'], figures['memory_total'])};"
-            f" {optimizers or 'no optimizer'}",
-            "of the watched step's operators: " + ", ".join(
-                f"{kind} {share:.0%}" for kind, share in figures["shares"].items())]
+    return [
+        f"{machine['name']}, PyTorch {machine['torch']}: {figures['seconds']:.3g} s a step"
+        f" ({figures['fastest']:.3g}–{figures['slowest']:.3g},"
+        f" {count(figures['steps'], 'step')}){speed}",
+        f"{figures['flops'] / 1e9:,.4g} GFLOP a step in {figures['type']}:"
+        f" {figures['share_of_rate']:.0%} {of};"
+        f" memory {memory_text(figures['memory'], figures['memory_total'])};"
+        f" {optimizers or 'no optimizer'}",
+        "of the watched step's operators: "
+        + ", ".join(f"{kind} {share:.0%}" for kind, share in figures["shares"].items()),
+    ]
 
 
 def notes(step: Step, timed: dict) -> Iterator[str]:
     """Yields a line for each cost that isn't one of the techniques."""
-    reads = [op for op in step.ops if op.name == "_local_scalar_dense" and op.phase == "forward"
-             and op.device == step.device and is_computed(op)]
+    reads = [
+        op
+        for op in step.ops
+        if op.name == "_local_scalar_dense"
+        and op.phase == "forward"
+        and op.device == step.device
+        and is_computed(op)
+    ]
     if reads:
         lines = Counter(op.place for op in reads if op.place).most_common(3)
-        yield (f"{count(len(reads), 'value')} read back from tensors in a step,"
-               f" {', '.join(line for line, _ in lines)}: on a GPU the program waits for each")
+        yield (
+            f"{count(len(reads), 'value')} read back from tensors in a step,"
+            f" {', '.join(line for line, _ in lines)}: on a GPU the program waits for each"
+        )
     syncs = step.facts["syncs"]
     if len(syncs) > 1 and all(syncs):
-        yield (f"gradients are reduced in each of {len(syncs)} backward passes of a step: put all"
-               " but the last into no_sync()")
+        yield (
+            f"gradients are reduced in each of {len(syncs)} backward passes of a step: put all"
+            " but the last into no_sync()"
+        )
     if sizes := uneven_means(step):
-        yield (f"the loss is a mean over each of {len(sizes)} micro-batches of unequal size"
-               f" ({min(sizes):,.0f} to {max(sizes):,.0f} tokens): a token of a small one counts"
-               " more. Divide sums by the tokens of all")
+        yield (
+            f"the loss is a mean over each of {len(sizes)} micro-batches of unequal size"
+            f" ({min(sizes):,.0f} to {max(sizes):,.0f} tokens): a token of a small one counts"
+            " more. Divide sums by the tokens of all"
+        )
     if (fitting := fitting_micro_batches(step)) > 1:
-        yield (f"a step accumulates {step.backwards} micro-batches of one size, of which {fitting}"
-               " fit the GPU at once: fewer, larger ones leave the loss as it is")
+        yield (
+            f"a step accumulates {step.backwards} micro-batches of one size, of which {fitting}"
+            " fit the GPU at once: fewer, larger ones leave the loss as it is"
+        )
     if breaks := timed["breaks"]:
         number = count(len(timed["breaks_at"]) or sum(breaks.values()), "graph break")
-        yield (f"{', '.join([number, *timed['breaks_at'][:5]])}: what lies between them isn't"
-               f" compiled ({next(iter(breaks)).splitlines()[0][:90]}). tlparse explains each")
+        yield (
+            f"{', '.join([number, *timed['breaks_at'][:5]])}: what lies between them isn't"
+            f" compiled ({next(iter(breaks)).splitlines()[0][:90]}). tlparse explains each"
+        )
     if timed["new_graphs"]:
         times = f"compiled {timed['new_graphs']} times after the warm-up"
         yield f"{', '.join([times, *timed['recompiled_at'][:5]])}: a shape or a value changes"
@@ -138,6 +191,7 @@ def fitting_micro_batches(step: Step) -> int:
 
 def text(audit: dict) -> str:
     """Writes an audit in Markdown, as one screen."""
+
     def order(row: dict) -> tuple:  # what is missing first, then the largest expected gain
         bound = row["upper_bound"]
         return row["state"] == CANT_TELL, -min(row["expected"] or bound or 1, bound or math.inf)
@@ -145,25 +199,50 @@ def text(audit: dict) -> str:
     def speedup_col(heading: str, name: str) -> Column:
         return Column(heading, lambda row: f"{row[name]:.2f}×" if row[name] else "")
 
-    rows = sorted((row for row in with_one_compile_row(audit["techniques"])
-                   if row["state"] in (LACKS, CANT_TELL)), key=order)
-    table = markdown(Table([
-        num_col("#", "number"), text_col("technique", "technique"), text_col("state", "state"),
-        Column("share of the step", lambda row: f"{row['share']:.0%}" if row["share"] else ""),
-        speedup_col("upper bound", "upper_bound"), speedup_col("gain on our model", "gain"),
-        text_col("evidence", "evidence"), text_col("where", "where")], rows))
+    rows = sorted(
+        (
+            row
+            for row in with_one_compile_row(audit["techniques"])
+            if row["state"] in (LACKS, CANT_TELL)
+        ),
+        key=order,
+    )
+    table = markdown(
+        Table(
+            [
+                num_col("#", "number"),
+                text_col("technique", "technique"),
+                text_col("state", "state"),
+                Column(
+                    "share of the step", lambda row: f"{row['share']:.0%}" if row["share"] else ""
+                ),
+                speedup_col("upper bound", "upper_bound"),
+                speedup_col("gain on our model", "gain"),
+                text_col("evidence", "evidence"),
+                text_col("where", "where"),
+            ],
+            rows,
+        )
+    )
     source = f"Gain on our model: {audit['gains_from']}. " if audit["gains_from"] else ""
-    parts = ["".join(f"- {line}\n" for line in audit["head"]),
-             table if rows else "It lacks nothing.\n",
-             f"{source}Technique 3 line by line: `python patches/stack.py show 3`\n"]
-    for state in dict.fromkeys(row["state"] for row in audit["techniques"]
-                               if row["state"] not in (LACKS, CANT_TELL)):
-        names = [f"#{row['number']} {row['technique']}" for row in audit["techniques"]
-                 if row["state"] == state]
+    parts = [
+        "".join(f"- {line}\n" for line in audit["head"]),
+        table if rows else "It lacks nothing.\n",
+        f"{source}Technique 3 line by line: `python patches/stack.py show 3`\n",
+    ]
+    for state in dict.fromkeys(
+        row["state"] for row in audit["techniques"] if row["state"] not in (LACKS, CANT_TELL)
+    ):
+        names = [
+            f"#{row['number']} {row['technique']}"
+            for row in audit["techniques"]
+            if row["state"] == state
+        ]
         parts.append(f"**{state}**: {'; '.join(names)}\n")
     if audit["notes"]:
-        parts.append("Beside the techniques:\n\n" + "".join(
-            f"- {line}\n" for line in audit["notes"]))
+        parts.append(
+            "Beside the techniques:\n\n" + "".join(f"- {line}\n" for line in audit["notes"])
+        )
     return "\n".join(filter(None, [*parts, audit["prices_text"]]))
 
 

@@ -17,10 +17,36 @@ TRIANGULAR = "tril", "triu"
 MASKING = "masked_fill", "where", "add", "sub", "mul", "index_put"
 # What PyTorch's attention can do to scores and weights, too.
 EXPRESSIBLE = {
-    "_to_copy", "clone", "copy", "empty_like", "zeros_like", "ones_like", "full_like",
-    *TRIANGULAR, "masked_fill", "where", "index_put", "add", "sub", "eq", "ne", "fill",
-    *DROPOUTS, "bernoulli", "lt", "gt", "le", "ge",
-    *SOFTMAXES, "amax", "max", "sum", "div", "logsumexp", "nan_to_num"}
+    "_to_copy",
+    "clone",
+    "copy",
+    "empty_like",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    *TRIANGULAR,
+    "masked_fill",
+    "where",
+    "index_put",
+    "add",
+    "sub",
+    "eq",
+    "ne",
+    "fill",
+    *DROPOUTS,
+    "bernoulli",
+    "lt",
+    "gt",
+    "le",
+    "ge",
+    *SOFTMAXES,
+    "amax",
+    "max",
+    "sum",
+    "div",
+    "logsumexp",
+    "nan_to_num",
+}
 
 
 @dataclass(eq=False)
@@ -109,9 +135,14 @@ def is_expressible(op: Op, scores: set[int]) -> bool:
     if any(tensor.is_dropout() for tensor in op.inputs):
         return True
     others = [tensor for tensor in op.inputs if tensor.storage not in scores]
-    return len(op.inputs) < 2 or bool(others) and all(
-        1 in [1, 1, *tensor.shape][-2:] or any(older["triangle"] for older in tensor.sources())
-        for tensor in others)
+    return (
+        len(op.inputs) < 2
+        or bool(others)
+        and all(
+            1 in [1, 1, *tensor.shape][-2:] or any(older["triangle"] for older in tensor.sources())
+            for tensor in others
+        )
+    )
 
 
 class Attention(NamedTuple):
@@ -146,8 +177,9 @@ class Step:
     @cached_property
     def training(self) -> dict[Op, None]:
         """The forward operators that the loss or the gradients depend on, in order."""
-        trained = {*walk(tensor for op in self.ops if op.phase == "backward"
-                         for tensor in op.inputs)}
+        trained = {
+            *walk(tensor for op in self.ops if op.phase == "backward" for tensor in op.inputs)
+        }
         return dict.fromkeys(op for op in self.ops if op.phase == "forward" and op in trained)
 
     @cached_property
@@ -158,8 +190,12 @@ class Step:
     @cached_property
     def weights(self) -> dict[Op, Tensor]:
         """The weight of each matmul that has one."""
-        return {op: root for op in self.matmuls for root in map(Tensor.root, op.inputs)
-                if root.is_parameter and len(root.older["shape"]) > 1}
+        return {
+            op: root
+            for op in self.matmuls
+            for root in map(Tensor.root, op.inputs)
+            if root.is_parameter and len(root.older["shape"]) > 1
+        }
 
     @cached_property
     def flops(self) -> Counter[str]:
@@ -198,8 +234,11 @@ class Step:
         attentions = []
         for op in self.training:
             if any(name in op.name for name in ATTENTION) and len(op.inputs) >= 3:
-                masks = [(op, tensor) for tensor in op.inputs
-                         if tensor.argument in ("attn_mask", "attn_bias")]
+                masks = [
+                    (op, tensor)
+                    for tensor in op.inputs
+                    if tensor.argument in ("attn_mask", "attn_bias")
+                ]
                 causal = bool(op.scalars.get("is_causal") or op.scalars.get("causal"))
                 attentions.append(Attention([op], op.inputs[:3], masks, False, causal))
             elif op.is_matmul and op not in self.weights:
@@ -219,14 +258,24 @@ class Step:
             return op.is_matmul and not (
                 op in self.weights
                 and max(self.weights[op].older["shape"][:2]) * math.prod(size) <= count
-                and any(math.prod(shape) == count and not Counter(size) - Counter(shape)
-                        for shape in shapes))
+                and any(
+                    math.prod(shape) == count and not Counter(size) - Counter(shape)
+                    for shape in shapes
+                )
+            )
 
-        after = [*walk([scores], lambda op: op.name in SOFTMAXES or is_outside(op)
-                       and op.outputs[0].shape[-2:] != size)]  # else weights times weights
+        after = [
+            *walk(
+                [scores],
+                lambda op: (
+                    op.name in SOFTMAXES or is_outside(op) and op.outputs[0].shape[-2:] != size
+                ),
+            )
+        ]  # else weights times weights
         is_divided = any(op.name == "sum" for op in after)  # by a sum of exponentials, maybe
-        softmax = next((op for op in after if op.name in SOFTMAXES
-                        and (op.name != "exp" or is_divided)), None)
+        softmax = next(
+            (op for op in after if op.name in SOFTMAXES and (op.name != "exp" or is_divided)), None
+        )
         path = {*after, *walk(softmax.inputs, is_outside)} if softmax else {}
         first = next((op for op in self.matmuls if op in path and op not in self.weights), None)
         if not softmax or not first:
@@ -236,17 +285,36 @@ class Step:
             if op in path and op.reads & written:
                 between.append(op)
                 written |= op.writes
-        masks = [(op, tensor) for op in between if op.name.rstrip("_") in MASKING
-                 for tensor in op.inputs if tensor.storage not in written
-                 and len(tensor.shape) > ("index" not in op.name)
-                 and not tensor.root().is_parameter and not tensor.is_dropout()]
+        masks = [
+            (op, tensor)
+            for op in between
+            if op.name.rstrip("_") in MASKING
+            for tensor in op.inputs
+            if tensor.storage not in written
+            and len(tensor.shape) > ("index" not in op.name)
+            and not tensor.root().is_parameter
+            and not tensor.is_dropout()
+        ]
         is_native = softmax.name == SAFE_SOFTMAX
-        is_causal = is_native and not masks or any(
-            op.name.rstrip("_") in TRIANGULAR for op in between)
-        odd = next(("a matmul" if op.is_matmul else op.name for op in between
-                    if not is_expressible(op, written)), "")
-        return Attention([first, *between, last], [*first.inputs[-2:], value], masks,
-                         not is_native, is_causal, odd)
+        is_causal = (
+            is_native and not masks or any(op.name.rstrip("_") in TRIANGULAR for op in between)
+        )
+        odd = next(
+            (
+                "a matmul" if op.is_matmul else op.name
+                for op in between
+                if not is_expressible(op, written)
+            ),
+            "",
+        )
+        return Attention(
+            [first, *between, last],
+            [*first.inputs[-2:], value],
+            masks,
+            not is_native,
+            is_causal,
+            odd,
+        )
 
     @cached_property
     def lookups(self) -> list[Op]:
@@ -254,7 +322,8 @@ class Step:
         tables = defaultdict(list)
         for op in self.training:
             if op.name == "embedding" and any(
-                    tensor.is_data() for tensor in op.inputs if tensor.argument == "indices"):
+                tensor.is_data() for tensor in op.inputs if tensor.argument == "indices"
+            ):
                 tables[op.inputs[0].root().storage].append(op)
         return max(tables.values(), key=lambda ops: ops[0].inputs[0].shape[0], default=[])
 
@@ -268,8 +337,11 @@ class Step:
         if not self.lookups:
             return []
         table = self.lookups[0].inputs[0]
-        alike = [(op, weight.storage) for op, weight in self.weights.items()
-                 if sorted(weight.older["shape"]) == sorted(table.shape)]
+        alike = [
+            (op, weight.storage)
+            for op, weight in self.weights.items()
+            if sorted(weight.older["shape"]) == sorted(table.shape)
+        ]
         tied = [op for op, weight in alike if weight == table.storage]
         return tied or [op for op, weight in alike if weight == alike[-1][1]]
 
@@ -296,5 +368,6 @@ class Step:
                 kinds[op] = "optimizer"
             elif op.phase != "forward" or op in self.training or has_begun:
                 kinds[op] = parts.get(op.origin) or (
-                    "products" if op.flops and op.origin.is_matmul else "rest")
+                    "products" if op.flops and op.origin.is_matmul else "rest"
+                )
         return kinds

@@ -59,8 +59,11 @@ class Watch(TorchDispatchMode):
         schema = getattr(func, "_schema", None)
         names = [part.name for part in schema.arguments] if schema else map(str, range(len(args)))
         arguments = dict(zip(names, args, strict=False)) | kwargs
-        scalars = {name: arguments[name] for name in SCALARS
-                   if name in arguments and not is_tensor(arguments[name])}
+        scalars = {
+            name: arguments[name]
+            for name in SCALARS
+            if name in arguments and not is_tensor(arguments[name])
+        }
         flops, kernel = 0, None
         with contextlib.suppress(Exception):  # a formula that doesn't know these arguments
             flops = counting["flops_of"](func, args, kwargs, result)
@@ -71,8 +74,9 @@ class Watch(TorchDispatchMode):
         if name in ("_to_copy", "copy_"):
             source = args[1] if name == "copy_" else args[0]
             if source.device.type != result.device.type:
-                scalars |= dict(source=source.device.type,
-                                pinned=source.is_cpu and source.is_pinned())
+                scalars |= dict(
+                    source=source.device.type, pinned=source.is_cpu and source.is_pinned()
+                )
         frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
         origin, phase, compiled = None, "forward", is_compiled(frames)
         if self.updates and not torch.is_grad_enabled():  # else a closure computes the loss
@@ -92,13 +96,24 @@ class Watch(TorchDispatchMode):
             place = f"{os.path.basename(file)}:{caller.f_lineno}"
             function = f"{file}:{caller.f_code.co_firstlineno}"
         devices = [tensor.device.type for tensor in tensors_in((args, result))] or [""]
-        self.ops.append(dict(
-            name=name, inputs=self.inputs(arguments),
-            outputs=[self.describe(tensor) for tensor in tensors_in(result)], phase=phase,
-            origin=origin, compiled=compiled, device=devices[0], flops=flops,
-            kernel=kernel and kernel[:4], scalars=scalars, seconds=seconds,
-            call=hash(tuple((frame.f_code, frame.f_lasti) for frame in frames)),
-            place=place, function=function))
+        self.ops.append(
+            dict(
+                name=name,
+                inputs=self.inputs(arguments),
+                outputs=[self.describe(tensor) for tensor in tensors_in(result)],
+                phase=phase,
+                origin=origin,
+                compiled=compiled,
+                device=devices[0],
+                flops=flops,
+                kernel=kernel and kernel[:4],
+                scalars=scalars,
+                seconds=seconds,
+                call=hash(tuple((frame.f_code, frame.f_lasti) for frame in frames)),
+                place=place,
+                function=function,
+            )
+        )
 
     def note_backward(self, tensors) -> None:
         """Adds an Op that stands for the begin of a backward pass from the tensors."""
@@ -108,8 +123,11 @@ class Watch(TorchDispatchMode):
         self.on = True
 
     def inputs(self, arguments: dict) -> list[list]:
-        return [[*self.describe(tensor, True), name] for name, value in arguments.items()
-                for tensor in tensors_in(value)]
+        return [
+            [*self.describe(tensor, True), name]
+            for name, value in arguments.items()
+            for tensor in tensors_in(value)
+        ]
 
     def describe(self, tensor, is_input: bool = False) -> list:
         """Returns [number of storage, shape, type]; keeps more of inputs from before."""
@@ -125,10 +143,13 @@ class Watch(TorchDispatchMode):
             if is_input:
                 base = tensor if tensor._base is None else tensor._base
                 is_parameter = base.is_leaf and (
-                    base.requires_grad or isinstance(base, torch.nn.Parameter))
+                    base.requires_grad or isinstance(base, torch.nn.Parameter)
+                )
                 self.older[number] = dict(
-                    parameter=is_parameter, shape=[*base.shape],
-                    triangle=not is_parameter and is_triangle(tensor))
+                    parameter=is_parameter,
+                    shape=[*base.shape],
+                    triangle=not is_parameter and is_triangle(tensor),
+                )
         return [self.live[key][0], shape, type]
 
 
@@ -160,9 +181,11 @@ def is_own(frame) -> bool:
 
 def is_compiled(frames: list) -> bool:
     """Tells whether torch.compile, which only runs functions here, runs the innermost frame."""
-    return any(frame.f_code.co_filename == COMPILER
-               and type(frame.f_locals.get("self")).__name__ == "OptimizeContext"
-               for frame in frames)
+    return any(
+        frame.f_code.co_filename == COMPILER
+        and type(frame.f_locals.get("self")).__name__ == "OptimizeContext"
+        for frame in frames
+    )
 
 
 @torch.jit.ignore
