@@ -503,7 +503,7 @@ def test_a_system_that_is_not_unix(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, words",
+    ("name", "words"),
     [
         ("short", "ended after 1 step, and an audit needs 2"),
         ("fails", "failed: ZeroDivisionError"),

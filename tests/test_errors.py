@@ -225,7 +225,7 @@ def test_what_counts_as_out_of_memory(stages, stage, capsys):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals(stages, stage, number, code):
     script = stages[stage]
     with conftest.settings_restored():

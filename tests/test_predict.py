@@ -126,7 +126,7 @@ def predicted(tmp_path, monkeypatch):
 
     monkeypatch.setattr(store, "ask", ask)
     monkeypatch.setattr(store, "REFERENCE", tmp_path / "reference")
-    yield SimpleNamespace(
+    return SimpleNamespace(
         asked=asked,
         file=tmp_path / "predict.json",
         predict=lambda script, options=(), **more: store.predict(

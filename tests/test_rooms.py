@@ -1,5 +1,5 @@
-"""The rooms of bench/ and gpt_speed/: imports run one way, each file is read in one sitting and has
-its line in bench/README.md."""
+"""The rooms of bench/ and gpt_speed/: imports run one way, functions have few branches, and
+each file has its line in bench/README.md."""
 
 import ast
 import re
@@ -36,10 +36,8 @@ ORDER = {
 }
 BENCH, GPT_SPEED = ROOT / "bench", ROOT / "gpt_speed"
 MODULES = sorted([*BENCH.rglob("*.py"), *GPT_SPEED.rglob("*.py")])
-LESSONS = {"00_orig.py": 495, "01_opt_single_gpu.py": 594, "02_opt_multi_gpu_ddp.py": 680}
-LINES = {ROOT / name: most for name, most in LESSONS.items()} | dict.fromkeys(
-    [*MODULES, ROOT / "measure.py", ROOT / "plot_results.py"], 302
-)  # at most
+TOOLS = [*MODULES, ROOT / "patches" / "stack.py"]
+MOST_DECISIONS = 10
 
 
 def imported(path) -> list[str]:
@@ -72,9 +70,80 @@ def test_gpt_speed_needs_nothing_of_this_repository(path):
     assert ours.isdisjoint(name.split(".")[0] for name in imported(path))
 
 
-def test_files_stay_short():
-    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in LINES}
-    assert {path.name: count for path, count in lines.items() if count > LINES[path]} == {}
+# ---- Branches, not lines
+
+
+BRANCHES = (
+    ast.If,
+    ast.For,
+    ast.While,
+    ast.ExceptHandler,
+    ast.match_case,
+    ast.IfExp,
+)
+FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
+CONDITIONS = ast.Compare, ast.BoolOp
+
+
+def own_nodes(function: ast.AST):
+    """What a function holds, without the functions and classes inside it."""
+    for node in ast.iter_child_nodes(function):
+        if not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            yield node
+            yield from own_nodes(node)
+
+
+def decisions(function: ast.AST) -> int:
+    """Branches, each `and` and `or`, each comprehension and each of its filters."""
+    count = 0
+    for node in own_nodes(function):
+        count += isinstance(node, BRANCHES)
+        if isinstance(node, ast.BoolOp):
+            count += len(node.values) - 1
+        if isinstance(node, ast.comprehension):
+            count += 1 + len(node.ifs)
+    return count
+
+
+def packed(tree: ast.AST):
+    """Expressions that hide a branch: a conditional expression in another one, a condition as an
+    index, text times a condition."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.IfExp):
+            inner = [other for other in ast.walk(node) if isinstance(other, ast.IfExp)]
+            if len(inner) > 1:
+                yield node
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, CONDITIONS):
+            yield node
+        if isinstance(node, ast.Slice) and isinstance(node.lower, CONDITIONS):
+            yield node
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            text = [
+                isinstance(side, ast.Constant | ast.JoinedStr) and not is_number(side)
+                for side in (node.left, node.right)
+            ]
+            conditions = [
+                isinstance(side, CONDITIONS) or is_bool_call(side)
+                for side in (node.left, node.right)
+            ]
+            if any(text) and any(conditions):
+                yield node
+
+
+def is_number(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
+
+
+def is_bool_call(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "bool"
+
+
+@pytest.mark.parametrize("path", TOOLS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_function_has_few_decisions(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
+    assert {one.name: decisions(one) for one in functions if decisions(one) > MOST_DECISIONS} == {}
+    assert [ast.unparse(node) for node in packed(tree)] == []
 
 
 def test_the_map_is_whole():

@@ -164,7 +164,7 @@ def tree(tmp_path, monkeypatch, capsys) -> Tree:
 
 
 @pytest.mark.parametrize(
-    "before, after",
+    ("before", "after"),
     [
         (b"a\n", b"b\na\n"),
         (b"a\n", b"a\nb\n"),
@@ -235,7 +235,7 @@ def test_edit_of_the_real_00_there_and_back(tree):
 
 
 @pytest.mark.parametrize(
-    "file, into, patches, holders",
+    ("file", "into", "patches", "holders"),
     [
         (FIRST, [], set(), EVERY),
         (LAST, ["--into", "0"], set(), EVERY),
@@ -279,7 +279,7 @@ def test_edit_of_01_goes_into_the_patch_of_that_line(tree):
 
 
 @pytest.mark.parametrize(
-    "mine, edit, both",
+    ("mine", "edit", "both"),
     [
         ("alpha(b, c=1)", "alpha(a, c=2)", "alpha(b, c=2)"),  # another word of the line
         ("alpha(a, c=1)  # why", "alpha(z, c=1)", "alpha(z, c=1)  # why"),
@@ -331,7 +331,7 @@ def test_conflict_with_variants_names_them_and_changes_nothing(tree):
 
 
 @pytest.mark.parametrize(
-    "edited, other", [(FIRST, LAST), (LAST, DDP), (FIRST, "build/stages/variant-profile.py")]
+    ("edited", "other"), [(FIRST, LAST), (LAST, DDP), (FIRST, "build/stages/variant-profile.py")]
 )
 def test_second_edited_file_is_refused(tree, edited, other):
     tree.does("write")
@@ -371,7 +371,7 @@ def test_edit_of_01_becomes_a_technique(tree):
 
 
 @pytest.mark.parametrize(
-    "file, next_one, more",
+    ("file", "next_one", "more"),
     [
         (LAST, "measure.py variants --names data-trial", []),
         (DDP, "patches/stack.py verify", ["--base", "02"]),
@@ -395,7 +395,7 @@ def test_edit_becomes_a_variant(tree, file, next_one, more):
 
 
 @pytest.mark.parametrize(
-    "file, pattern, replacement, says",
+    ("file", "pattern", "replacement", "says"),
     [
         *(
             ("01-first", *damage)
@@ -474,7 +474,7 @@ def test_an_edited_00_is_named(tree, line):
 def test_all_files_are_written_or_none(tmp_path):
     (tmp_path / "first").write_bytes(b"old")
     (tmp_path / "file").write_bytes(b"not a folder")
-    with pytest.raises(OSError):
+    with pytest.raises(NotADirectoryError):
         stack.write_all({tmp_path / "first": b"new", tmp_path / "file" / "second": b"new"})
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
         "first": b"old",
