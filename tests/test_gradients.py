@@ -197,22 +197,27 @@ def test_01_has_the_gradients_of_00(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["01", "memory-checkpoint", "head-sampled", "attention-backend"])
-def test_what_is_compiled_is_right(tmp_path, name):
-    script = FAST
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("01", []),
+        ("memory-checkpoint", []),
+        ("memory-budget", ["--memory-budget", 0.5, "--dropout", 0]),  # it refuses dropout
+        ("attention-backend", ["--attention", "math"]),
+        ("head-sampled", []),
+    ],
+)
+def test_what_is_compiled_is_right(tmp_path, name, options):
+    script, reference = FAST, FAST
     if name != "01":
         script = tmp_path / "variant.py"
         script.write_bytes(stack.compose([name]))
-    options = ["--attention", "math"] if name == "attention-backend" else []
-    verdict = check(
-        script,
-        tmp_path,
-        "--dtype",
-        "float32",
-        *options,
-        reference=None if name == "head-sampled" else FAST,
-    )
-    assert {"compiled to uncompiled", "dropout"} <= verdict.cells.keys() and not verdict.wrong
+    if name == "head-sampled":
+        reference = None
+    verdict = check(script, tmp_path, "--dtype", "float32", *options, reference=reference)
+    assert {"compiled to uncompiled", "dropout"} <= verdict.cells.keys()
+    assert not verdict.wrong
+    assert ("refused" in verdict.cells["dropout"]) is (name == "memory-budget")
 
 
 @pytest.mark.slow
