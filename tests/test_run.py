@@ -1,5 +1,5 @@
-"""bench/measure/, bench/processes.py and measure.py: what runs, how, how long and at which batch
-size, with made-up runs in place of real ones; and one study of real runs."""
+"""bench/measure/, bench/processes.py, gpt_speed/children.py and measure.py: what runs, how, how
+long and at which batch size, with made-up runs in place of real ones; one study of real runs."""
 
 import json
 import os

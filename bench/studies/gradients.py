@@ -4,10 +4,11 @@ from pathlib import Path
 
 from bench.analysis.gradients import Verdict, verdict_of
 from bench.catalogue import Run
-from bench.common import BUILD, ROOT, UserError
+from bench.common import BUILD, ROOT
 from bench.measure.plan import Plan, Setup
-from bench.report.tables import Column, Table
 from bench.studies import Study
+from gpt_speed.common import UserError
+from gpt_speed.tables import Column, Table
 from patches import stack
 
 DRIVER = ROOT / "bench" / "measure" / "gradients.py"
