@@ -260,9 +260,14 @@ def record_of(*events, **config) -> Record:
     )
 
 
-def exact(error: float, comparison: str = "compiled to uncompiled", cosine=1.0, norm=1.0) -> dict:
+def exact(
+    error: float, comparison: str = "compiled to uncompiled", cosine=1.0, norm=1.0, name="b"
+) -> dict:
     right = [1e-6, 1.0, 1.0]
-    return dict(comparison=comparison, tensors=dict(a=right, b=[error, cosine, norm], c=right))
+    tensors = dict(a=right, b=[error, cosine, norm], c=right)
+    if name != "b":
+        tensors[name] = tensors.pop("b")
+    return dict(comparison=comparison, tensors=tensors)
 
 
 def numeric(*derivatives: tuple[float, float, float]) -> dict:
@@ -300,16 +305,35 @@ def test_verdicts_in_float32(event, is_wrong):
 @pytest.mark.parametrize(
     ("uncompiled", "compiled", "is_wrong"),
     [
-        (exact(0.1, "uncompiled to reference", 0.99, 1.1), exact(0.2), False),
-        (exact(0.1, "uncompiled to reference", 0.8, 1.1), exact(0.2), True),
-        (exact(0.1, "uncompiled to reference", 0.99, 1.3), exact(0.2), True),
-        (exact(0.01, "uncompiled to reference"), exact(0.44), True),
+        (dict(error=0.2, cosine=0.98, norm=1.1, name="norm"), 0.5, False),
+        (dict(error=0.2, cosine=0.98, norm=1.1, name="norm"), 0.8, True),
+        (dict(error=0.6, cosine=0.8, norm=1.1, name="norm"), 0.2, True),
+        (dict(error=0.3, cosine=0.99, norm=1.3, name="norm"), 0.2, True),
+        (dict(error=0.02), 0.05, False),
+        (dict(error=0.2, norm=1.2), 0.2, True),
+        (dict(error=0.01), 0.44, True),
     ],
 )
 def test_verdicts_in_bfloat16(uncompiled, compiled, is_wrong):
-    """By angle and norm; compiled, by how far the uncompiled program is off."""
-    record = record_of(uncompiled, compiled, dtype="bfloat16")
+    """By roundings, norms by angle and length; compiled, by how far the uncompiled program is
+    off."""
+    record = record_of(
+        exact(comparison="uncompiled to reference", **uncompiled),
+        exact(compiled, name=uncompiled.get("name", "b")),
+        dtype="bfloat16",
+    )
     assert bool(verdict_of(record).wrong) is is_wrong
+
+
+def test_what_decides_nothing_is_not_right():
+    """Nothing compared is wrong; too few tensors above the noise, or refused, is not checkable."""
+    assert verdict_of(record_of()).wrong
+    assert verdict_of(record_of(dict(comparison="compiled to uncompiled", tensors={}))).wrong
+    noisy = dict(comparison="dropout", loss_noise=1e-3, directions=dict(a=[[1.0, 0.5, 1.1]]))
+    refused = dict(comparison="dropout", refused="no dropout here")
+    for event in (noisy, refused):
+        assert verdict_of(record_of(event)).text == "not checkable"
+        assert verdict_of(record_of(event, exact(1e-6))).text == "right"
 
 
 def test_what_cant_be_checked_is_said(monkeypatch):

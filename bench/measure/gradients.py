@@ -3,10 +3,11 @@
     python bench/measure/gradients.py --reference 00_orig.py 01_opt_single_gpu.py [its options]
     torchrun --nproc_per_node=2 bench/measure/gradients.py 02_opt_multi_gpu_ddp.py [its options]
 
-The script trains by its own main() and train(), but each step is made to begin from given weights,
-on the same batch, with the same random numbers. The gradients are those that its optimizer is
-given. The record in --results-dir is that of the script's last run, with an event `gradients` for
-each comparison that was made:
+The script trains by its own main(), train() and batches, for two steps, each of which is made to
+begin from given weights and random numbers. The gradients are those of the second step, as the
+script's optimizers are given them, before hooks of their own. Among several ranks each tensor
+counts as on the rank where it is farthest off. The record in --results-dir is that of the script's
+last run, with an event `gradients` for each comparison that was made:
 
     comparison   "compiled to uncompiled", "uncompiled to reference", "compiled to reference",
                  "dropout"
@@ -36,17 +37,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import distribute_tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import SequentialSampler
 
 RANK = int(os.environ.get("RANK") or 0)
 RANKS = int(os.environ.get("WORLD_SIZE") or 1)
-IDS = 256  # the batch has so many different tokens, each of them often
-STEPS = 2  # of a run; the gradients are those of the last one
+IDS = 256  # the text has so many different tokens, from all over the vocabulary, each of them often
+STEPS = 2  # of a run; the second one has another batch, so that nothing of the first may be left
 JITTERS, JITTER = 8, 1e-6  # weights so near each other that the loss differs by its rounding alone
-CHANGE = 2e-3  # of the loss by a step of a numeric derivative, in nats, about
+CHANGE = 4e-3  # of the loss by a step of a numeric derivative, in nats, about
+LARGEST_STEP = 0.3  # relative to the tensor's size
 TINY = 1e-30  # in place of a norm of 0
-LARGEST = 0.3  # of such steps, relative to the tensor's size
-
-
 # By the device: a small model, whose loss takes two chunks, the second one shorter; or layers of
 # GPT-2's own size, and more than 16,384 tokens, since some of a GPU's kernels are only made for
 # that many. Batches can be cut into four.
@@ -57,7 +57,7 @@ SIZES = {
 }
 BATCH = {"cpu": 8, "cuda": 20}
 DROPOUT = 0.1
-DIRECTIONS = {"cpu": 3, "cuda": 1}  # of numeric derivatives, in each tensor
+DIRECTIONS = 3  # of numeric derivatives, in each tensor
 
 
 class Refused(Exception):
@@ -74,7 +74,8 @@ class Run:
         self.error: BaseException | None = None
         self.derivatives: dict | None = None  # the event of numeric ones, where they are wanted
         self.wants_derivatives = False
-        self.micro_batches: list[slice] = []  # the rows of the batch that each of a step has had
+        self.steps = 0  # that are done
+        self.micro_batches: list[tuple] = []  # what compute_loss() was given in this step
         # Whether the ranks of the script share the batch; 00 and 01 know no ranks.
         self.rank, self.ranks = (RANK, RANKS) if hasattr(script, "join_ranks") else (0, 1)
 
@@ -87,6 +88,7 @@ class Run:
             compute_loss=self.loss_of,
             load_data=self.load_data,
             explain=self.explain(script.explain),
+            RandomSampler=InOrder,
             evaluate=lambda *args: 1.0,
             sample=lambda *args: "",
         )
@@ -112,20 +114,16 @@ class Run:
     # ---- In place of the script's own functions
 
     def load_data(self, config):
-        """Returns enough text for an epoch; its tokens don't matter."""
-        draw = np.random.default_rng(0)
-        windows = 10 * config.batch_size * self.ranks
-        ids = draw.integers(IDS, size=windows * config.context_length + 1, dtype=np.uint16)
+        """Returns a random text of ten batches."""
+        size = 10 * config.batch_size * self.ranks * config.context_length + 1
+        draw = np.random.default_rng(0).integers(IDS, size=size)
+        ids = np.linspace(0, config.vocab_size - 1, IDS).astype(np.uint16)[draw]
         both = [self.script.TokenWindows(ids, config.context_length) for _ in range(2)]
         return self.script.Data({}, *both, None)
 
     def start(self, train):
         def start(model, data, config, run, now):
             self.model = model
-            draw = torch.Generator().manual_seed(1)
-            shape = 2, self.ranks, config.batch_size, config.context_length
-            batches = torch.randint(IDS, shape, generator=draw)[:, self.rank]
-            self.x_BT, self.y_BT = batches.to(config.device)
             self.weights = starting_weights(model, self.given)
             config.max_steps = STEPS
             train(model, data, config, run, self.between_steps(now))
@@ -136,23 +134,24 @@ class Run:
         """Returns the clock, which train() asks before and after each step."""
 
         def between_steps(*args):
-            if self.micro_batches and self.wants_derivatives and not self.derivatives:
+            self.steps += bool(self.micro_batches)
+            if self.steps == STEPS and self.wants_derivatives and not self.derivatives:
                 self.derivatives = derivatives_of(self)
             self.micro_batches = []
+            if self.steps < STEPS:
+                self.gradients = {}
             self.set_weights()
             return now(*args)
 
         return between_steps
 
     def loss_of(self, model, x_BT, y_BT):
-        """Returns the loss of a part of the batch, as large as the one that the script asks for."""
-        first = self.micro_batches[-1].stop if self.micro_batches else 0
-        rows = slice(first, first + len(x_BT))
-        if not first:
-            torch.manual_seed(7 + self.rank)  # the same masks in each step
-        self.micro_batches.append(rows)
+        """Returns the loss of a micro-batch, with the same masks in each step."""
+        if not self.micro_batches:
+            torch.manual_seed(7 + self.rank)
+        self.micro_batches.append((x_BT, y_BT))
         self.training_model = model
-        return self.compute_loss(model, self.x_BT[rows], self.y_BT[rows])
+        return self.compute_loss(model, x_BT, y_BT)
 
     def keep_gradients(self, optimizer, *_) -> None:
         """Keeps what an optimizer is given: one of several may have a part of the weights."""
@@ -191,14 +190,19 @@ class Run:
         with gradients enabled, since torch.no_grad() would make others, which draw other masks."""
         self.set_weights(offsets)
         torch.manual_seed(7 + self.rank)
-        losses = [
-            self.compute_loss(self.training_model, self.x_BT[rows], self.y_BT[rows])
-            for rows in self.micro_batches
-        ]
+        losses = [self.compute_loss(self.training_model, *pair) for pair in self.micro_batches]
         loss = torch.stack([loss.detach().double() for loss in losses]).mean()
         if self.ranks > 1:
             dist.all_reduce(loss)
         return loss.item() / self.ranks
+
+
+class InOrder(SequentialSampler):
+    """In the place of RandomSampler: every script has the same batches, however many ranks."""
+
+    def __init__(self, windows, replacement=False, num_samples=None, generator=None):
+        super().__init__(windows)
+        self.generator = generator
 
 
 def refuse(parser, message: str) -> None:
@@ -255,15 +259,15 @@ def compared(comparison: str, own: dict, other: dict) -> dict:
 
 def derivatives_of(run: Run) -> dict:
     """Returns the event of numeric derivatives beside autograd's."""
-    noise, device = noise_of(run), run.x_BT.device.type
+    noise = noise_of(run)
     directions = {}
     for name, value in run.weights.items():
         size = value.square().mean().sqrt().item()
         gradient = run.gradients.get(name, torch.zeros(value.shape, dtype=torch.float64))
         slope = size * gradient.norm().item()  # of a random direction, about
-        step = min(LARGEST, CHANGE / max(slope, TINY))
+        step = min(LARGEST_STEP, CHANGE / max(slope, TINY))
         directions[name] = []
-        for number in range(DIRECTIONS[device]):
+        for number in range(DIRECTIONS):
             direction = size * torch.randn(value.shape, generator=seeded(f"{name} {number}"))
             by_autograd = (gradient * direction).sum().item()
             directions[name].append([*derivative(run, name, direction, step, noise), by_autograd])
@@ -288,22 +292,19 @@ def noise_of(run: Run) -> float:
 
 
 def derivative(
-    run: Run,
-    name: str,
-    direction: torch.Tensor,
-    step: float,
-    noise: float,
+    run: Run, name: str, direction: torch.Tensor, step: float, noise: float
 ) -> tuple[float, float]:
-    """Returns a derivative along a direction, extrapolated from two central differences
-    (Richardson), and its uncertainty: that by the loss's rounding, and a tenth of how far the two
-    are apart."""
-    wide, near = (
+    """Returns a derivative along a direction, and its uncertainty. Central differences at three
+    distances are extrapolated in pairs (Richardson); the nearer pair counts, and how far the other
+    one is from it is the uncertainty, together with that by the loss's rounding."""
+    wide, middle, near = (
         (run.loss_at({name: h * direction}) - run.loss_at({name: -h * direction})) / (2 * h)
-        for h in (step, step / 2)
+        for h in (step, step / 2, step / 4)
     )
-    # Of the extrapolation (4 near - wide) / 3, whose four losses weigh 4/3, 4/3, 1/6 and 1/6.
-    rounding = noise / step * (2 * (4 / 3) ** 2 + 2 * (1 / 6) ** 2) ** 0.5
-    return (4 * near - wide) / 3, rounding + 0.1 * abs(near - wide)
+    outer, inner = (4 * middle - wide) / 3, (4 * near - middle) / 3
+    # Of the inner one, whose four losses weigh 4/3, 4/3, 1/6 and 1/6 over half a step.
+    rounding = noise / (step / 2) * (2 * (4 / 3) ** 2 + 2 * (1 / 6) ** 2) ** 0.5
+    return inner, rounding + abs(inner - outer)
 
 
 def load(path: str, name: str):
@@ -320,7 +321,8 @@ class Check:
     def __init__(self, args: argparse.Namespace, folder: Path):
         self.args, self.folder = args, folder
         self.script = load(args.script, "script")
-        self.device = args.options[args.options.index("--device") + 1]
+        self.device, _, _ = args.device.partition(":")
+        self.runs = 0
 
     def events(self) -> list[dict]:
         """Returns the comparisons; the last run leaves its record in the folder."""
@@ -350,7 +352,7 @@ class Check:
         if not self.args.reference:
             return None
         script = load(self.args.reference, "reference")
-        options = ["--device", self.device, *self.size_options(RANKS), "--dropout", "0"]
+        options = ["--device", self.args.device, *self.size_options(RANKS), "--dropout", "0"]
         if hasattr(script.Config, "compile"):
             options += ["--no-compile", "--dtype", "float32"]
         run = Run(script, self.sizes, None)
@@ -361,19 +363,16 @@ class Check:
         """Returns a run of the script; the folder then has the record of this one alone."""
         records = self.folder / "records"
         shutil.rmtree(records, ignore_errors=True)
+        self.runs += 1  # each has folders of its own, where the options name any
+        scratch = str(self.args.results_dir.parent)
+        own = [word.replace(scratch, f"{self.folder}/{self.runs}") for word in self.args.options]
         run = Run(self.script, self.sizes, given)
         run.wants_derivatives = derivatives
-        run.train(
-            [
-                *self.args.options,
-                *self.size_options(1),
-                *options,
-                "--eval-freq",
-                str(10**6),
-                "--results-dir",
-                str(records),
-            ]
-        )
+        sizes = self.size_options(1)
+        log = ["--eval-freq", str(10**6), "--results-dir", str(records)]
+        run.train([*own, "--device", self.args.device, *sizes, *options, *log])
+        if derivatives and not run.derivatives:
+            raise RuntimeError(f"the script made {run.steps} steps in place of {STEPS}")
         return run
 
     @property
@@ -407,12 +406,44 @@ class Check:
         return run.derivatives
 
 
+def worst_of_ranks(events: list[dict]) -> list[dict]:
+    """Returns the events with each tensor as on the rank where it is farthest off."""
+    if not dist.is_initialized():
+        return events
+    everyone: list[list[dict]] = [[] for _ in range(RANKS)]
+    dist.all_gather_object(everyone, events)
+    return [worst_of(ranks) for ranks in zip(*everyone, strict=True)]
+
+
+def worst_of(ranks: tuple[dict, ...]) -> dict:
+    """Returns one event of the ranks' events of a comparison."""
+    worst = dict(ranks[0])
+    for table, distance in (("tensors", error_of), ("directions", distance_of)):
+        if table in worst:
+            worst[table] = {
+                name: max((rank[table][name] for rank in ranks), key=distance)
+                for name in worst[table]
+            }
+    return worst
+
+
+def error_of(comparison: list[float]) -> float:
+    return comparison[0] if comparison[0] >= 0 else np.inf  # NaN
+
+
+def distance_of(directions: list[list[float]]) -> float:
+    distance = sum(abs(numeric - autograd) for numeric, _, autograd in directions)
+    return distance if distance >= 0 else np.inf
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Check the gradients of one script.", allow_abbrev=False
     )
     parser.add_argument(
-        "--reference", metavar="FILE", help="another script that has the same gradients, in float32"
+        "--reference",
+        metavar="FILE",
+        help="another script that has the same gradients, in float32",
     )
     parser.add_argument(
         "--dropout",
@@ -424,28 +455,29 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--width", type=int, help="of the model")
     parser.add_argument("script", help="the script to check")
     parser.add_argument(
-        "options",
-        nargs=argparse.REMAINDER,
-        help="its own options; --device and --results-dir have to be there",
+        "options", nargs=argparse.REMAINDER, help="its own options, --results-dir among them"
     )
-    return parser.parse_args()
+    args = parser.parse_args()
+    own = argparse.ArgumentParser(allow_abbrev=False)
+    own.add_argument("--device", default="cpu")
+    own.add_argument("--results-dir", type=Path, required=True)
+    args, args.options = own.parse_known_args(args.options, args)
+    return args
 
 
 def main() -> None:
     args = parse()
-    place = args.options.index("--results-dir")
-    _, results = args.options[place : place + 2]
-    del args.options[place : place + 2]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         try:
-            events = Check(args, Path(folder)).events()
+            events = worst_of_ranks(Check(args, folder).events())
         except Refused as reason:
             sys.exit(f"error: {reason}")
         if RANK == 0:
-            record = next((Path(folder) / "records").glob("*.jsonl"))
-            Path(results).mkdir(parents=True, exist_ok=True)
+            record = next((folder / "records").glob("*.jsonl"))
+            args.results_dir.mkdir(parents=True, exist_ok=True)
             lines = "".join(json.dumps(event) + "\n" for event in events)
-            (Path(results) / record.name).write_text(record.read_text() + lines)
+            (args.results_dir / record.name).write_text(record.read_text() + lines)
     if dist.is_initialized():
         dist.destroy_process_group()
 

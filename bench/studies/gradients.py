@@ -72,7 +72,7 @@ class Gradients(Study):
             Table(
                 [
                     Column("script", lambda row: f"`{row.label}`", True),
-                    Column("verdict", lambda row: in_words(row, verdicts[row.run.name]), True),
+                    Column("verdict", lambda row: row.error or verdicts[row.run.name].text, True),
                     comparison("compiled to uncompiled", "compiled to uncompiled"),
                     comparison("uncompiled to reference", "uncompiled to reference"),
                     comparison("compiled to reference", "compiled to reference"),
@@ -120,7 +120,12 @@ def scripts_to_check(setup: Setup) -> list[Run]:
             for run in scripts.variants(base, machine, names=",".join(names))
             if run.script in names
         ]
-    float32 = [in_float32(run).replace(published=None, compared_to=None) for run in runs]
+    float32 = [
+        in_float32(run).replace(
+            published=None, compared_to=None, error=run.error or unchecked(run, "all")
+        )
+        for run in runs
+    ]
     rounded = one.replace(
         name="01-bfloat16",
         label="01 --dtype bfloat16",
@@ -158,16 +163,16 @@ def is_in_report(run: Run, gpus: int) -> bool:
     return run.script == "01" or gpus > 0 and str(run.script).startswith(IN_REPORT)
 
 
-def unchecked(run: Run, what: str) -> str:
+def unchecked(run: Run, what: str) -> str | None:
     """Returns why a variant's gradients can't be checked: "all" of them, or those with "dropout";
-    "" where they can. Its header says so."""
+    None where they can. Its header says so."""
     patch = next((patch for patch in stack.load_variants() if patch.name == run.script), None)
     scope, _, reason = patch.fields.get("Unchecked", "").partition(", ") if patch else ("", "", "")
-    return f"not checkable, {reason}" if scope == what else ""
+    return f"not checkable, {reason}" if scope == what else None
 
 
-def unchecked_dropout(run: Run) -> str:
-    """Returns why its gradients with dropout can't be checked; "" where they can."""
+def unchecked_dropout(run: Run) -> str | None:
+    """Returns why its gradients with dropout can't be checked; None where they can."""
     if has_own_type(run) or "bfloat16" in run.options:
         return "not checkable, because the loss is rounded more than it changes"
     return unchecked(run, "dropout")
@@ -176,12 +181,6 @@ def unchecked_dropout(run: Run) -> str:
 def reference_of(setup: Setup, run: Run) -> Path | None:
     """Returns the file of the script that has the same gradients; None where none has, since it is
     the first, or trains another model."""
-    if run.stage == "00" or run.loss == "changes" or unchecked(run, "all"):
+    if run.stage == "00" or run.loss == "changes":
         return None
     return setup.script(setup.scripts.stage("00" if run.stage == "01" else "01"))
-
-
-def in_words(row, verdict: Verdict) -> str:
-    if verdict.wrong:
-        return f"**wrong**: {verdict.wrong[0]}"
-    return row.error or unchecked(row.run, "all") or ("right" if verdict.cells else "")
