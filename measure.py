@@ -35,7 +35,8 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "code", 1)
     except children.Interrupted as error:
-        if isinstance(args.subcommand, Study) and "--resume" not in argv:
+        is_study = isinstance(args.subcommand, Study)
+        if is_study and args.resume and "--resume" not in argv:  # see Measurement.begin
             argv.insert(1, "--resume")
         print(f"interrupted; to go on: python measure.py {shlex.join(argv)}", file=sys.stderr)
         return 128 + error.args[0]

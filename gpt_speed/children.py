@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,7 @@ HOME = Path(__file__).resolve().parents[1]  # the folder that this package lies 
 # Seconds from SIGTERM to SIGKILL: torchrun gives its ranks 30, of which an audit may be one.
 GRACE = 20 if "TORCHELASTIC_RUN_ID" in os.environ else 40
 MARKS = "GPT_SPEED_MARKS"  # the variable that holds marks: see run_child
+ENDING = {number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGHUP")}
 prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
@@ -31,9 +33,8 @@ class Interrupted(BaseException):
 
 def on_signals(handler) -> None:
     """Sets the handler of what ends a program; but `nohup` continues to protect from SIGHUP."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)  # Windows has no SIGHUP
-        if number and (name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN):
+    for number in ENDING:
+        if number.name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handler)
 
 
@@ -42,12 +43,28 @@ def interrupt(signum, frame) -> None:
     raise Interrupted(signum)
 
 
-def prepare_child(cores: int | None) -> None:
-    """In a child under Linux, before its program starts: Linux ends it if this process is killed,
-    so that it doesn't run on during the next measurement; and it has this many `cores`."""
-    prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-    if cores:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+@contextmanager
+def signals_held() -> Iterator[set]:
+    """Lets signals wait until its end; gives the mask of before, which a child started meanwhile
+    has to set."""
+    if os.name != "posix":
+        yield set()
+        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield mask
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def prepare_child(cores: int | None, mask: set) -> None:
+    """In a child of a Unix, before its program starts: under Linux, it ends if this process is
+    killed, so that it doesn't run on during the next measurement, and has this many `cores`."""
+    if prctl:
+        prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        if cores:
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def run_child(
@@ -65,24 +82,27 @@ def run_child(
     environment, which they inherit, holds a mark by which they are found."""
     mark, outer = secrets.token_hex(16), os.environ.get(MARKS, clone_mark())
     environment = os.environ | environment | {MARKS: f"{outer} {mark}"}
-    child = subprocess.Popen(
-        [str(part) for part in command],
-        env=environment,
-        cwd=cwd,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C comes here alone, and is passed on once
-        preexec_fn=partial(prepare_child, cores) if prctl else None,
-    )
+    child = None
     try:
+        with signals_held() as mask:  # one that comes now is raised when `child` is known
+            child = subprocess.Popen(
+                [str(part) for part in command],
+                env=environment,
+                cwd=cwd,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C comes here alone, and is passed on once
+                preexec_fn=partial(prepare_child, cores, mask) if os.name == "posix" else None,
+            )
         out, err = output_of(child, mark, timeout)
     except BaseException as reason:
         if isinstance(reason, Interrupted):
             on_signals(signal.SIG_IGN)  # a second one mustn't cut the end short
-        end_child(child, mark)
+        if child:
+            end_child(child, mark)
         raise
     finally:
         kill_marked(mark)
@@ -102,6 +122,19 @@ def output_of(child: subprocess.Popen, mark: str, timeout: float | None) -> tupl
                 return child.communicate(timeout=5)
             if time.monotonic() >= end:
                 raise
+
+
+def decoded(output: bytes | str | None) -> str:
+    """Returns as a text what TimeoutExpired has of a child's output, bytes on Linux."""
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+
+
+def ending(code: int) -> str:
+    """Says how a process ended, by its exit code: the negative of a signal, if one ended it."""
+    if code >= 0:
+        return f"ended with code {code}"
+    reason = ", as Linux ends a program for want of RAM" if code == -9 else ""
+    return f"ended by signal {-code}{reason}"
 
 
 def end_child(child: subprocess.Popen, mark: str) -> None:

@@ -622,3 +622,27 @@ def test_a_report_is_read_after_a_time_out(monkeypatch):
     monkeypatch.setattr("gpt_speed.children.run_child", run_child)
     with pytest.raises(UserError, match="failed: ValueError: the real reason"):
         audit([str(TOYS), "fast"], 2)
+
+
+@pytest.mark.parametrize(
+    ("code", "says", "shown"),
+    [
+        (
+            "import time; print('Waiting for a lock', flush=True); time.sleep(300)",
+            "is stuck, or too slow to be timed in 0.1 minutes",
+            "Waiting for a lock",
+        ),
+        (
+            "import os, sys; sys.stderr.write('the last words'); os.kill(os.getpid(), 9)",
+            "ended by signal 9, as Linux ends a program for want of RAM, before",
+            "the last words",
+        ),
+    ],
+)
+def test_what_a_script_said_last_is_shown(tmp_path, capsys, code, says, shown):
+    """Where it is stuck, or something else ends it."""
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    with pytest.raises(UserError, match=says):
+        audit([str(script)], 0.1)
+    assert shown in capsys.readouterr().err

@@ -180,6 +180,21 @@ def test_resume_repeats_what_is_missing_or_changed(place, plan, capsys):
     ]
 
 
+def test_resume_knows_how_a_run_ran_that_was_left_out_since(place):
+    """Though the plan in between doesn't name it: on other cores it is another one."""
+
+    def on(cores: int, *names: str):
+        plan = place.plan(*names)
+        plan.runs = [one.replace(cores=cores) for one in plan.runs]
+        return plan
+
+    assert len(place.run(on(1, "a", "b"))) == 2
+    assert place.run(on(2, "a"), resume=True) == [("a", 1, 123)]
+    assert place.run(on(2, "a", "b"), resume=True) == [("b", 1, 123)]
+    assert place.run(on(2, "b"), resume=True) == place.run(on(2, "a", "b"), resume=True) == []
+    assert {len(measured.results) for measured in read_journal(place.path)} == {2}
+
+
 def test_a_run_that_cannot_run(place, plan):
     plan.runs[1] = plan.runs[1].replace(error="conflict: here", script="no such script")
     assert place.run(plan) == ROUND[:2] and not run.failed(place.measured[0])
@@ -240,6 +255,34 @@ def test_what_is_refused_leaves_what_was_there(place, plan, change, resume, says
         assert error.value.code == 2
         assert str(error.value).endswith(ELSEWHERE) is (resume is None)  # of a report
     assert place.path.read_bytes() == before
+
+
+def test_tokens_that_change_while_it_measures(place, plan):
+    """What was trained on them is no result; with those of before it goes on."""
+    tokens = place.meta.read_text()
+
+    def change(command, environment):
+        place.meta.write_text('{"tokens": {"train": 9}}')
+        return child(speed=100)(command, environment)
+
+    place.children.does["b"] = change
+    with pytest.raises(UserError, match="data has other tokens than were measured so far$"):
+        place.run(plan, rounds=2)
+    place.children.does.clear()
+    place.meta.write_text(tokens)
+    assert place.run(plan, rounds=2, resume=True) == [ROUND[2], *NEXT]
+
+
+def test_a_script_that_is_edited_while_it_runs(place, plan):
+    def edit(command, environment):
+        (place.folder / "b.py").write_text("another script")
+        return child(speed=100)(command, environment)
+
+    place.children.does["b"] = edit
+    with pytest.raises(UserError, match="b.py was edited"):
+        place.run(plan)
+    assert place.run(plan, resume=True) == ROUND[2:]
+    assert {result.key for result in place.measured[0].results} == set(ROUND)
 
 
 def test_nothing_to_resume(place, plan):
@@ -398,6 +441,7 @@ def torchrun_says(**codes: str) -> str:
     )
 
 
+KILLED = "ended by signal 9, as Linux ends a program for want of RAM"
 SHUT_DOWN = "W1 api.py:1047] Unable to shutdown process 51 via 15, forcefully exiting via 9\n"
 
 
@@ -416,7 +460,7 @@ SHUT_DOWN = "W1 api.py:1047] Unable to shutdown process 51 via 15, forcefully ex
         (child(1, "Traceback:\nZeroDivisionError: 1/0\n"), "ZeroDivisionError: 1/0", "failed"),
         (child(1, "error: it broke", speed=100), "it broke", "failed"),
         (child(-6), "ended by signal 6", "failed"),
-        (child(-9, speed=100, whole=False), "ended by signal 9", "too_large"),
+        (child(-9, speed=100, whole=False), KILLED, "too_large"),
         (
             child(1, "error: rank 0: out of memory: y", status="failed", error="it broke"),
             "rank 0: out of memory: y",
@@ -435,7 +479,7 @@ SHUT_DOWN = "W1 api.py:1047] Unable to shutdown process 51 via 15, forcefully ex
         # Linux has killed rank 1, so that rank 0 lost it.
         (
             child(1, torchrun_says(r1="-9 (pid: 52)", r0="-15 (pid: 51)")),
-            "rank 1: ended by signal 9",
+            f"rank 1: {KILLED}",
             "too_large",
         ),
         (
@@ -446,7 +490,7 @@ SHUT_DOWN = "W1 api.py:1047] Unable to shutdown process 51 via 15, forcefully ex
                 status="failed",
                 error="closed by peer",
             ),
-            "rank 1: ended by signal 9",
+            f"rank 1: {KILLED}",
             "too_large",
         ),
         (
@@ -747,6 +791,27 @@ def test_a_child_does_not_outlive_the_tool(tmp_path):
         os.kill(int(pid.read_text()), 0)
 
 
+def test_a_signal_while_a_child_starts(monkeypatch):
+    """It comes when Popen has started it, but hasn't returned yet. The child gets its own."""
+    start, started = subprocess.Popen, []
+
+    def starts(*args, **how):
+        started.append(start(*args, **how))
+        os.kill(os.getpid(), signal.SIGTERM)
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", starts)
+    handler = signal.signal(signal.SIGTERM, children.interrupt)
+    try:
+        monkeypatch.setattr(children, "on_signals", lambda handler: None)
+        with pytest.raises(children.Interrupted):
+            children.run_child(["sleep", "300"])
+        assert started[0].returncode == -signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+        started[0].kill()
+
+
 # A child as torchrun: its rank has a session of its own and takes no notice of SIGTERM. It writes
 # down its number, and sleeps.
 RANK = """
@@ -859,8 +924,8 @@ def test_an_older_python(program):
         ("variants --names nothing", "no variant 'nothing' of 01"),
         ("scaling 0,1", "argument 1,2,4: 0 is out of range"),
         ("sweep batch -- --batch-size 2", "--batch-size is set by the sweep itself"),
-        ("report --studies doctor", "--studies: 'doctor' is none of stages, "),
-        ("report --studies time-to-loss", "--studies: 'time-to-loss' is none of stages, "),
+        ("report --studies doctor", "--studies: 'doctor' is none of gradients, "),
+        ("report --studies time-to-loss", "--studies: 'time-to-loss' is none of gradients, "),
         ("ladder --resume --dry-run", "nothing to resume in "),
     ],
 )
@@ -912,6 +977,20 @@ def test_an_interrupt_tells_how_to_go_on(main):
     main.children.stop_at, does = None, main.children.does
     for does["00_orig"], code in ((dict(status="failed", error="it broke"), 1), ({}, 0)):
         assert main("ladder", "--resume", *argv)[0] == code
+
+
+def test_what_was_interrupted_before_it_began_is_not_resumed(main, monkeypatch):
+    """--resume would continue an earlier measurement."""
+
+    def interrupted(question):
+        raise children.Interrupted(signal.SIGINT)
+
+    argv = "ladder", "--techniques", "0", "--rounds", "1"
+    assert main(*argv)[0] == 0
+    monkeypatch.setattr(processes, "ask_machine", interrupted)
+    code, _, err = main(*argv)
+    assert code == 128 + signal.SIGINT and "python measure.py ladder" in err
+    assert "--resume" not in err
 
 
 AT_ONCE = """

@@ -89,6 +89,9 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
         except subprocess.TimeoutExpired:
             code, err = None, f"ended after {timeout:.0f} s: it hung, or is far too slow"
         ran = dict(event="ran", seconds=time.perf_counter() - began, error=None, matmul_rate=None)
+        measured.check_tokens(setup)  # else what this run trained on isn't known
+        if sha256(setup.scripts.text(run.script)) != source:  # one that runs where it lies
+            raise UserError(f"{relative(run.script)} was edited while it ran: --resume repeats it")
         events = read_child(Path(name) / "results")
         outcome = outcome_of(code, err, events)
         if outcome.complete:
@@ -161,8 +164,6 @@ def first_failure(err: str) -> Outcome | None:
 
 
 def by_exit_code(who: str, code: int) -> Outcome:
-    """Returns how a process ended, by its exit code: the negative of a signal, if one ended it."""
-    if code >= 0:
-        return Outcome(Status.FAILED, f"{who}ended with code {code}")
-    status = Status.TOO_LARGE if code == -9 else Status.FAILED
-    return Outcome(status, f"{who}ended by signal {-code}")
+    """Returns how a process ended, by its exit code."""
+    status = Status.TOO_LARGE if code == -signal.SIGKILL else Status.FAILED
+    return Outcome(status, who + children.ending(code))

@@ -96,16 +96,17 @@ class Measured:
     folder: Path = Path()  # in which the journal lies
     planned: int | None = None  # rounds, where more were added after some had results
     retry: set[tuple] = field(default_factory=set)  # keys of results that are to be tried again
+    # How each run runs, or ran last, by its name: also of runs that the plan doesn't have any more.
+    ways: dict[str, tuple] = field(init=False)
+
+    def __post_init__(self):
+        self.ways = {run.name: how_it_runs(run) for run in self.plan.runs}
 
     def resume(self, earlier: "Measured") -> None:
         """Takes over what counts of an earlier start: results of the same scripts, options and
         cores, and how many rounds were planned before speedups could be seen."""
-        ways = {run.name: how_it_runs(run) for run in self.plan.runs}
-        changed = {
-            run.name
-            for run in earlier.plan.runs
-            if how_it_runs(run) != ways.get(run.name, how_it_runs(run))
-        }
+        self.ways = earlier.ways | self.ways
+        changed = {name for name, way in earlier.ways.items() if way != self.ways[name]}
         self.results = [
             result
             for result in earlier.results
@@ -130,6 +131,11 @@ class Measured:
             return "with other options behind --"
         today = data_of(setup.data)
         return "with other tokens" if self.data and today and self.data != today else None
+
+    def check_tokens(self, setup: Setup) -> None:
+        """Raises UserError where other tokens have taken the place of those measured so far."""
+        if self.differs_from(setup):  # the tokens alone can, once it has begun
+            raise UserError(f"{relative(setup.data)} has other tokens than were measured so far")
 
     # What was trained on, where that isn't the book in GPT-2's tokens; else "".
     text = property(
@@ -311,7 +317,7 @@ def measuring(results: Path) -> Iterator[None]:
     with locked(results), locked(common.BUILD, refusal):
         if left := children.still_running():
             raise UserError(
-                "of an earlier start of measure.py still runs, and would distort this"
-                f" one: process {listed(map(str, left))}"
+                "what another start of measure.py has started still runs, and would"
+                f" distort this one: process {listed(map(str, left))}"
             )
         yield

@@ -175,13 +175,13 @@ class Measurement:
         if self.configs:
             measured.commit = processes.git_commit()
         processes.prepare_tokens(setup.data)
-        if measured.differs_from(setup):  # the tokens alone can, and only if they were lost
-            raise UserError(f"{relative(setup.data)} has other tokens than were measured so far")
+        measured.check_tokens(setup)  # they may have been lost, and made anew
         measured.data = data_of(setup.data)
         if not measured.matmul_peak:
             print("Measuring this machine's matmul throughput", flush=True)
             measured.matmul_peak = processes.ask_machine("matmul_peak")
         append(self.path, measured.as_json())
+        setup.args.resume = True  # what is interrupted from now on can be continued
         self.lengths = sizing.lengths_of(measured.plan, setup, self.configs, measured.matmul_peak)
 
     def describe(self, job: Job, result: Result) -> str:

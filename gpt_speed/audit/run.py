@@ -74,16 +74,13 @@ def run(command: list[str], order: dict, minutes: float, python: str) -> dict:
                 [python, CHILD, json.dumps(order | dict(report=str(report))), *command],
                 timeout=60 * minutes,
             )
-            problem = f"ended with code {code} before the audit was done"
-        except subprocess.TimeoutExpired:
-            goal = "was watched" if watching else "made 2 steps"
-            out, err, problem = (
-                "",
-                "",
-                (
-                    f"has not {goal} after {minutes:g} minutes: give it a smaller batch or fewer"
-                    " micro-batches, or the audit more --minutes"
-                ),
+            problem = f"{children.ending(code)}, before the audit was done"
+        except subprocess.TimeoutExpired as stuck:
+            out, err = map(children.decoded, (stuck.stdout, stuck.stderr))
+            problem = (
+                f"is stuck, or too slow to be {'watched' if watching else 'timed'} in"
+                f" {minutes:g} minutes: give it a smaller batch or fewer micro-batches, or"
+                " the audit more --minutes"
             )
         if not report.exists():  # which it may have written before it was stuck
             print(err or out, file=sys.stderr, end="")
