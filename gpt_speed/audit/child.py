@@ -169,7 +169,7 @@ def finish(how: str, error: str = "") -> None:
         device="cuda" if cuda else "cpu",
         memory=torch.cuda.max_memory_reserved() if cuda else peak_memory(),
         memory_total=torch.cuda.mem_get_info()[1] if cuda else None,
-        ops=watch.ops,
+        ops=[*map(vars, watch.ops)],
         older=[*watch.older.items()],
         syncs=watch.syncs,
     )
