@@ -26,6 +26,13 @@ def round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
+def segment_size(size: int, small: bool) -> int:
+    """Returns the bytes of a segment for a request of `size` bytes."""
+    if small:
+        return SEGMENT
+    return 20 * MIB if size < 10 * MIB else round_up(size, SEGMENT)
+
+
 @dataclass(eq=False, slots=True)
 class Block:
     """A part of a segment; `before` and `after` are its neighbours in the segment."""
@@ -67,19 +74,25 @@ class Allocator:
 
     def segment(self, size: int, small: bool) -> Block:
         """Returns a new segment as one block. Raises DoesNotFit."""
-        total = SEGMENT if small else 20 * MIB
-        if size >= 10 * MIB:
-            total = round_up(size, SEGMENT)
-        if self.capacity is not None and self.reserved + total > self.capacity:
-            for free in self.free.values():
-                whole = [entry for entry in free if not entry[2].before and not entry[2].after]
-                self.reserved -= sum(size for size, *_ in whole)
-                free[:] = [entry for entry in free if entry not in whole]
-            if self.reserved + total > self.capacity:
+        total = segment_size(size, small)
+        if self.is_too_large(total):
+            self.give_back_segments()
+            if self.is_too_large(total):
                 raise DoesNotFit(size)
         self.reserved += total
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         return Block(total, next(self.starts) << 50, small)
+
+    def is_too_large(self, total: int) -> bool:
+        """Tells whether the card has no room for a segment of `total` bytes."""
+        return self.capacity is not None and self.reserved + total > self.capacity
+
+    def give_back_segments(self) -> None:
+        """Gives the segments that are wholly free back to the card."""
+        for blocks in self.free.values():
+            whole = [entry for entry in blocks if not entry[2].before and not entry[2].after]
+            self.reserved -= sum(size for size, *_ in whole)
+            blocks[:] = [entry for entry in blocks if entry not in whole]
 
     def put(self, block: Block) -> None:
         block.is_free = True

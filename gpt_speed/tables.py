@@ -41,22 +41,23 @@ def text_col(heading: str, name: str) -> Column:
 
 
 def markdown(*tables: Table) -> str:
-    """Returns the tables' text. A column without a figure is left out, unless the table wants
-    every one."""
-    texts = []
-    for table in tables:
-        columns = []
-        for column in table.columns:
-            cells = [column.cell(row) for row in table.rows]
-            if any(cells) or table.every_column:
-                columns.append([column.heading, ":--" if column.left else "--:", *cells])
-        lines = [
-            " | ".join(cell_text(text or table.missing) for text in line)
-            for line in zip(*columns, strict=True)
-        ]
-        caption = f"{table.caption}\n\n" if table.caption else ""
-        texts.append(caption + "".join(f"| {line} |\n" for line in lines))
-    return "\n".join(texts)
+    """Returns the text of tables."""
+    return "\n".join(map(markdown_of, tables))
+
+
+def markdown_of(table: Table) -> str:
+    """Returns a table's text. A column without a figure is left out, unless the table wants every
+    one."""
+    columns = []
+    for column in table.columns:
+        cells = [column.cell(row) for row in table.rows]
+        if any(cells) or table.every_column:
+            columns.append([column.heading, ":--" if column.left else "--:", *cells])
+    text = f"{table.caption}\n\n" if table.caption else ""
+    for line in zip(*columns, strict=True):
+        cells = [cell_text(cell or table.missing) for cell in line]
+        text += f"| {' | '.join(cells)} |\n"
+    return text
 
 
 def cell_text(text: str) -> str:

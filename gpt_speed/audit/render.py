@@ -2,15 +2,15 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from statistics import median
 
-from gpt_speed.audit.checks import CANT_TELL, LACKS, check
-from gpt_speed.audit.price import prices, prices_text
-from gpt_speed.audit.step import Op, Step, walk
+from gpt_speed.audit.checks import CANT_TELL, LACKS, Finding, check
+from gpt_speed.audit.graph import Op, walk
+from gpt_speed.audit.other_gpus import speeds_on, speeds_text
+from gpt_speed.audit.step import Step
 from gpt_speed.cards import PEAK_FLOPS
-from gpt_speed.common import counted as count
-from gpt_speed.common import memory_text
+from gpt_speed.common import counted, memory_text
 from gpt_speed.gains import expected
 from gpt_speed.tables import Column, Table, markdown, num_col, text_col
 
@@ -32,22 +32,13 @@ def audit_of(
     """Returns what --json prints, from what gpt_speed.audit.run reports, the techniques' `names`
     and what they gained on our model, both by their patches, and where in words they did."""
     figures = figures_of(step, timed, machine)
-    findings, techniques = check(step), []
-    for number, (patch, name) in enumerate(names.items(), 1):
-        if finding := findings.get(patch):
-            share, gain = finding.share, gains.get(patch)
-            techniques.append(
-                dict(
-                    number=number,
-                    technique=name,
-                    **finding._asdict(),
-                    gain=gain,
-                    expected=gain if step.device == "cuda" else expected(patch, share, gain),
-                    # The speedup if that share took no time, unless it is nearly the whole step.
-                    upper_bound=1 / (1 - share) if 0 < share < 0.95 else None,
-                )
-            )
-    priced = prices(step, figures["tokens"] or 1, cards)
+    findings = check(step)
+    techniques = [
+        row_of(number, name, patch, findings[patch], gains.get(patch), step.device)
+        for number, (patch, name) in enumerate(names.items(), 1)
+        if patch in findings
+    ]
+    speeds = speeds_on(cards, step, figures["tokens"] or 1)
     unit = "tok" if figures["tokens"] else "steps"
     return dict(
         command=command,
@@ -55,21 +46,36 @@ def audit_of(
         figures=figures,
         techniques=techniques,
         gains_from=gains_from,
-        notes=[*notes(step, timed)],
-        prices=priced,
-        prices_text=prices_text(priced, step, unit) if priced else "",
+        notes=notes(step, timed),
+        speeds=speeds,
+        speeds_text=speeds_text(speeds, step, unit) if speeds else "",
+    )
+
+
+def row_of(
+    number: int, name: str, patch: str, finding: Finding, gain: float | None, device: str
+) -> dict:
+    """Returns what an audit says of one technique, with its `gain` on our model."""
+    share = finding.share
+    return dict(
+        number=number,
+        technique=name,
+        state=finding.state,
+        evidence=finding.evidence,
+        where=finding.where,
+        share=share,
+        gain=gain,
+        expected=gain if device == "cuda" else expected(patch, share, gain),
+        # The speedup if that share took no time, unless it is nearly the whole step.
+        upper_bound=1 / (1 - share) if 0 < share < 0.95 else None,
     )
 
 
 def figures_of(step: Step, timed: dict, machine: dict) -> dict:
     """Returns the step's seconds, tokens, FLOPs and shares, and the memory in bytes."""
     times, seconds = timed["seconds"], median(timed["seconds"])
-    tokens = sum(
-        math.prod(tensor.shape)
-        for op in step.lookups
-        for tensor in op.inputs
-        if tensor.argument == "indices"
-    )
+    indices = [tensor for op in step.lookups for tensor in op.passed("indices")]
+    tokens = sum(math.prod(tensor.shape) for tensor in indices)
     flops, rates = step.flops.total(), machine.get("rates", {})
     peak = PEAK_FLOPS.get(machine["name"])
     rate = peak or rates.get(step.precision(step.type)) or rates.get("float32")
@@ -105,7 +111,7 @@ def head(timed: dict, machine: dict, figures: dict) -> list[str]:
     return [
         f"{machine['name']}, PyTorch {machine['torch']}: {figures['seconds']:.3g} s a step"
         f" ({figures['fastest']:.3g}–{figures['slowest']:.3g},"
-        f" {count(figures['steps'], 'step')}){speed}",
+        f" {counted(figures['steps'], 'step')}){speed}",
         f"{figures['flops'] / 1e9:,.4g} GFLOP a step in {figures['type']}:"
         f" {figures['share_of_rate']:.0%} {of};"
         f" memory {memory_text(figures['memory'], figures['memory_total'])};"
@@ -115,8 +121,21 @@ def head(timed: dict, machine: dict, figures: dict) -> list[str]:
     ]
 
 
-def notes(step: Step, timed: dict) -> Iterator[str]:
-    """Yields a line for each cost that isn't one of the techniques."""
+def notes(step: Step, timed: dict) -> list[str]:
+    """Returns a line for each cost that isn't one of the techniques."""
+    lines = (
+        note_of_values_read(step),
+        note_of_reductions(step),
+        note_of_uneven_means(step),
+        note_of_accumulation(step),
+        note_of_graph_breaks(timed),
+        note_of_recompilations(timed),
+        note_of_waiting(timed),
+    )
+    return [line for line in lines if line]
+
+
+def note_of_values_read(step: Step) -> str:
     reads = [
         op
         for op in step.ops
@@ -125,41 +144,70 @@ def notes(step: Step, timed: dict) -> Iterator[str]:
         and op.device == step.device
         and is_computed(op)
     ]
-    if reads:
-        lines = Counter(op.place for op in reads if op.place).most_common(3)
-        yield (
-            f"{count(len(reads), 'value')} read back from tensors in a step,"
-            f" {', '.join(line for line, _ in lines)}: on a GPU the program waits for each"
-        )
+    if not reads:
+        return ""
+    places = Counter(op.place for op in reads if op.place).most_common(3)
+    return (
+        f"{counted(len(reads), 'value')} read back from tensors in a step,"
+        f" {', '.join(place for place, _ in places)}: on a GPU the program waits for each"
+    )
+
+
+def note_of_reductions(step: Step) -> str:
     syncs = step.facts["syncs"]
-    if len(syncs) > 1 and all(syncs):
-        yield (
-            f"gradients are reduced in each of {len(syncs)} backward passes of a step: put all"
-            " but the last into no_sync()"
-        )
-    if sizes := uneven_means(step):
-        yield (
-            f"the loss is a mean over each of {len(sizes)} micro-batches of unequal size"
-            f" ({min(sizes):,.0f} to {max(sizes):,.0f} tokens): a token of a small one counts"
-            " more. Divide sums by the tokens of all"
-        )
-    if (fitting := fitting_micro_batches(step)) > 1:
-        yield (
-            f"a step accumulates {step.backwards} micro-batches of one size, of which {fitting}"
-            " fit the GPU at once: fewer, larger ones leave the loss as it is"
-        )
-    if breaks := timed["breaks"]:
-        number = count(len(timed["breaks_at"]) or sum(breaks.values()), "graph break")
-        yield (
-            f"{', '.join([number, *timed['breaks_at'][:5]])}: what lies between them isn't"
-            f" compiled ({next(iter(breaks)).splitlines()[0][:90]}). tlparse explains each"
-        )
-    if timed["new_graphs"]:
-        times = f"compiled {timed['new_graphs']} times after the warm-up"
-        yield f"{', '.join([times, *timed['recompiled_at'][:5]])}: a shape or a value changes"
+    if len(syncs) < 2 or not all(syncs):
+        return ""
+    return (
+        f"gradients are reduced in each of {len(syncs)} backward passes of a step: put all"
+        " but the last into no_sync()"
+    )
+
+
+def note_of_uneven_means(step: Step) -> str:
+    sizes = uneven_means(step)
+    if not sizes:
+        return ""
+    return (
+        f"the loss is a mean over each of {len(sizes)} micro-batches of unequal size"
+        f" ({min(sizes):,.0f} to {max(sizes):,.0f} tokens): a token of a small one counts"
+        " more. Divide sums by the tokens of all"
+    )
+
+
+def note_of_accumulation(step: Step) -> str:
+    fitting = fitting_micro_batches(step)
+    if fitting < 2:
+        return ""
+    return (
+        f"a step accumulates {step.backwards} micro-batches of one size, of which {fitting}"
+        " fit the GPU at once: fewer, larger ones leave the loss as it is"
+    )
+
+
+def note_of_graph_breaks(timed: dict) -> str:
+    breaks, places = timed["breaks"], timed["breaks_at"]
+    if not breaks:
+        return ""
+    number = counted(len(places) or sum(breaks.values()), "graph break")
+    reason = next(iter(breaks)).splitlines()[0][:90]
+    return (
+        f"{', '.join([number, *places[:5]])}: what lies between them isn't compiled ({reason})."
+        " tlparse explains each"
+    )
+
+
+def note_of_recompilations(timed: dict) -> str:
+    if not timed["new_graphs"]:
+        return ""
+    times = f"compiled {timed['new_graphs']} times after the warm-up"
+    return f"{', '.join([times, *timed['recompiled_at'][:5]])}: a shape or a value changes"
+
+
+def note_of_waiting(timed: dict) -> str:
     waited = timed["waited"] / sum(timed["seconds"])
-    if waited >= 0.05:
-        yield f"{waited:.0%} of the time waits for the DataLoader, num_workers={timed['workers']}"
+    if waited < 0.05:
+        return ""
+    return f"{waited:.0%} of the time waits for the DataLoader, num_workers={timed['workers']}"
 
 
 def is_computed(op: Op) -> bool:
@@ -189,61 +237,63 @@ def fitting_micro_batches(step: Step) -> int:
     return min(step.backwards, int(0.95 * step.facts["memory_total"] / step.facts["memory"]))
 
 
-def text(audit: dict) -> str:
+def screen(audit: dict) -> str:
     """Writes an audit in Markdown, as one screen."""
+    rows = [row for row in with_one_compile_row(audit["techniques"]) if is_open(row)]
+    source = f"Gain on our model: {audit['gains_from']}. " if audit["gains_from"] else ""
+    parts = [
+        bullets(audit["head"]),
+        techniques_table(rows) if rows else "It lacks nothing.\n",
+        f"{source}Technique 3 line by line: `python patches/stack.py show 3`\n",
+        *lists_by_state([row for row in audit["techniques"] if not is_open(row)]),
+    ]
+    if audit["notes"]:
+        parts.append(f"Beside the techniques:\n\n{bullets(audit['notes'])}")
+    if audit["speeds_text"]:
+        parts.append(audit["speeds_text"])
+    return "\n".join(parts)
 
-    def order(row: dict) -> tuple:  # what is missing first, then the largest expected gain
+
+def bullets(lines: list[str]) -> str:
+    return "".join(f"- {line}\n" for line in lines)
+
+
+def is_open(row: dict) -> bool:
+    """Tells whether a technique is, or may be, missing."""
+    return row["state"] in (LACKS, CANT_TELL)
+
+
+def techniques_table(rows: list[dict]) -> str:
+    """Writes a table of techniques: first what is missing, then what is uncertain, by expected
+    gain."""
+
+    def order(row: dict) -> tuple[bool, float]:
         bound = row["upper_bound"]
-        return row["state"] == CANT_TELL, -min(row["expected"] or bound or 1, bound or math.inf)
+        gain = row["expected"] or bound or 1
+        return row["state"] == CANT_TELL, -min(gain, bound or math.inf)
 
     def speedup_col(heading: str, name: str) -> Column:
         return Column(heading, lambda row: f"{row[name]:.2f}×" if row[name] else "")
 
-    rows = sorted(
-        (
-            row
-            for row in with_one_compile_row(audit["techniques"])
-            if row["state"] in (LACKS, CANT_TELL)
-        ),
-        key=order,
-    )
-    table = markdown(
-        Table(
-            [
-                num_col("#", "number"),
-                text_col("technique", "technique"),
-                text_col("state", "state"),
-                Column(
-                    "share of the step", lambda row: f"{row['share']:.0%}" if row["share"] else ""
-                ),
-                speedup_col("upper bound", "upper_bound"),
-                speedup_col("gain on our model", "gain"),
-                text_col("evidence", "evidence"),
-                text_col("where", "where"),
-            ],
-            rows,
-        )
-    )
-    source = f"Gain on our model: {audit['gains_from']}. " if audit["gains_from"] else ""
-    parts = [
-        "".join(f"- {line}\n" for line in audit["head"]),
-        table if rows else "It lacks nothing.\n",
-        f"{source}Technique 3 line by line: `python patches/stack.py show 3`\n",
+    columns = [
+        num_col("#", "number"),
+        text_col("technique", "technique"),
+        text_col("state", "state"),
+        Column("share of the step", lambda row: f"{row['share']:.0%}" if row["share"] else ""),
+        speedup_col("upper bound", "upper_bound"),
+        speedup_col("gain on our model", "gain"),
+        text_col("evidence", "evidence"),
+        text_col("where", "where"),
     ]
-    for state in dict.fromkeys(
-        row["state"] for row in audit["techniques"] if row["state"] not in (LACKS, CANT_TELL)
-    ):
-        names = [
-            f"#{row['number']} {row['technique']}"
-            for row in audit["techniques"]
-            if row["state"] == state
-        ]
-        parts.append(f"**{state}**: {'; '.join(names)}\n")
-    if audit["notes"]:
-        parts.append(
-            "Beside the techniques:\n\n" + "".join(f"- {line}\n" for line in audit["notes"])
-        )
-    return "\n".join(filter(None, [*parts, audit["prices_text"]]))
+    return markdown(Table(columns, sorted(rows, key=order)))
+
+
+def lists_by_state(rows: list[dict]) -> list[str]:
+    """Writes, for each state that techniques have, a line that names them."""
+    names = defaultdict(list)
+    for row in rows:
+        names[row["state"]].append(f"#{row['number']} {row['technique']}")
+    return [f"**{state}**: {'; '.join(names)}\n" for state, names in names.items()]
 
 
 def with_one_compile_row(techniques: list[dict]) -> list[dict]:
