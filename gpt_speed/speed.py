@@ -91,17 +91,14 @@ def margin(card: Card, compiled: bool, times: dict[str, float] | None) -> float:
 
 def work_at(batch: int, steps: dict[int, list[Work]]) -> list[Work]:
     """Returns the work at a batch size from that at two others, as a + b × batch."""
-    (first, one), (second, other) = (
+    (first, at_first), (second, at_second) = (
         (size, {work[:3]: work for work in step}) for size, step in steps.items()
     )
-
-    def figure(a: float, b: float) -> float:
-        return a + (b - a) * (batch - first) / (second - first)
-
-    return [
-        Work(
-            *group,
-            *map(figure, one.get(group, Work(*group))[3:], other.get(group, Work(*group))[3:]),
+    works = []
+    for group in at_first | at_second:
+        none = Work(*group)
+        figures = zip(at_first.get(group, none)[3:], at_second.get(group, none)[3:], strict=True)
+        works.append(
+            Work(*group, *(a + (b - a) * (batch - first) / (second - first) for a, b in figures))
         )
-        for group in one | other
-    ]
+    return works

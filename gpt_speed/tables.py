@@ -26,7 +26,9 @@ def lookup(row, name: str):
     """Returns a row's value by a name such as "record.mfu", of attributes or keys; None where one
     of them is None or there is no such key."""
     for part in name.split("."):
-        row = row.get(part) if isinstance(row, dict) else row and getattr(row, part)
+        if row is None:
+            return None
+        row = row.get(part) if isinstance(row, dict) else getattr(row, part)
     return row
 
 
@@ -53,11 +55,11 @@ def markdown_of(table: Table) -> str:
         cells = [column.cell(row) for row in table.rows]
         if any(cells) or table.every_column:
             columns.append([column.heading, ":--" if column.left else "--:", *cells])
-    text = f"{table.caption}\n\n" if table.caption else ""
+    lines = [f"{table.caption}\n"] if table.caption else []
     for line in zip(*columns, strict=True):
         cells = [cell_text(cell or table.missing) for cell in line]
-        text += f"| {' | '.join(cells)} |\n"
-    return text
+        lines.append(f"| {' | '.join(cells)} |")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def cell_text(text: str) -> str:

@@ -288,6 +288,7 @@ def hook(owner, name: str, before) -> None:
 
 
 def add_hooks() -> None:
+    """Lets `steps` see updates, backward passes and batches."""
     begin, end = steps.begin_update, steps.end_update
     if not hasattr(torch.compiler, "set_stance"):  # before 2.6, a compiled update fails with them
         begin, end = map(torch.compiler.disable, (begin, end))
@@ -308,7 +309,7 @@ def main() -> None:
     """Runs the script; always ends the process."""
     del sys.modules["watch"]  # the script may have one of that name
     is_module = sys.argv[2] == "-m"
-    sys.argv = sys.argv[2 + is_module :]
+    sys.argv = sys.argv[3:] if is_module else sys.argv[2:]
     name = sys.argv[0]
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(name))
     add_hooks()
