@@ -45,6 +45,21 @@ class Block:
     def is_whole_segment(self) -> bool:
         return not self.before and not self.after
 
+    def split(self, size: int) -> "Block":
+        """Cuts the block down to `size` bytes, and returns the rest as another one."""
+        rest = Block(self.size - size, self.start + size, self.pool, self, self.after)
+        if self.after:
+            self.after.before = rest
+        self.size, self.after = size, rest
+        return rest
+
+    def absorb_next(self) -> None:
+        """Takes over the block after this one."""
+        self.size += self.after.size
+        self.after = self.after.after
+        if self.after:
+            self.after.before = self
+
 
 class Pool:
     """The free blocks of all small, or of all large, segments."""
@@ -86,34 +101,26 @@ class Allocator:
         pool = self.small if size <= MIB else self.large
         block = pool.take_smallest(size) or self.segment(size, pool)
         if block.size - size >= pool.smallest_rest:
-            self.split(block, size)
+            pool.put(block.split(size))
         block.is_free = False
         self.allocated += block.size
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return block
 
-    def split(self, block: Block, size: int) -> None:
-        """Cuts a block down to `size` bytes, and makes a free one of the rest."""
-        rest = Block(block.size - size, block.start + size, block.pool, block, block.after)
-        if block.after:
-            block.after.before = rest
-        block.after, block.size = rest, size
-        block.pool.put(rest)
-
     def segment(self, size: int, pool: Pool) -> Block:
         """Returns a new segment as one block. Raises DoesNotFit."""
         total = SEGMENT if pool is self.small else large_segment_size(size)
-        if self.is_too_large(total):
+        if not self.has_room(total):
             self.reserved -= self.small.take_whole_segments() + self.large.take_whole_segments()
-            if self.is_too_large(total):
+            if not self.has_room(total):
                 raise DoesNotFit(size)
         self.reserved += total
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         return Block(total, next(self.starts) << 50, pool)
 
-    def is_too_large(self, total: int) -> bool:
-        """Tells whether the card has no room for a segment of `total` bytes."""
-        return self.capacity is not None and self.reserved + total > self.capacity
+    def has_room(self, total: int) -> bool:
+        """Tells whether the card has room for a further segment of `total` bytes."""
+        return self.capacity is None or self.reserved + total <= self.capacity
 
     def release(self, block: Block) -> None:
         """Frees a block, which merges with its free neighbours."""
@@ -121,20 +128,12 @@ class Allocator:
         before, after = block.before, block.after
         if after and after.is_free:
             after.pool.take(after)
-            absorb_next(block)
+            block.absorb_next()
         if before and before.is_free:
             before.pool.take(before)
-            absorb_next(before)
+            before.absorb_next()
             block = before
         block.pool.put(block)
-
-
-def absorb_next(block: Block) -> None:
-    """Makes one block of a block and the one after it."""
-    block.size += block.after.size
-    block.after = block.after.after
-    if block.after:
-        block.after.before = block
 
 
 def simulate(events: list[int], capacity: int | None = None) -> Allocator:

@@ -35,6 +35,7 @@ class Finding(NamedTuple):
 
 
 def causal_mask(step: Step) -> Finding:
+    """Asks whether the causal mask is made on the fly: a stored one is read in each call."""
     older = [*older_masks(step)]
     stored = [*dict.fromkeys(op for op, source in older if source["triangle"])]
     if stored:
@@ -61,6 +62,7 @@ def older_masks(step: Step) -> Iterator[tuple[Op, dict]]:
 
 
 def tensor_cores(step: Step) -> Finding:
+    """Asks whether float32 matmuls run in TF32."""
     # Convolutions have a setting of their own.
     single = [op for op in step.matmuls if op.type == "float32" and op.name != "convolution"]
     share = step.flops_share(single)
@@ -74,6 +76,7 @@ def tensor_cores(step: Step) -> Finding:
 
 
 def fused_optimizer(step: Step) -> Finding:
+    """Asks whether an optimizer that could be fused is."""
     optimizers = step.facts["optimizers"]
     updates = [op for op in step.ops if op.phase == "optimizer"]
     if not optimizers:
@@ -97,6 +100,7 @@ def state_of_optimizers(slow: list[dict], count: int) -> str:
 
 
 def pinned_memory(step: Step) -> Finding:
+    """Asks whether batches are copied from pinned memory, without waiting."""
     copies = [
         op
         for op in step.ops
@@ -112,6 +116,7 @@ def pinned_memory(step: Step) -> Finding:
 
 
 def bfloat16(step: Step) -> Finding:
+    """Asks whether nearly all FLOPs are in 16 bits."""
     shares = {type: flops / step.flops.total() for type, flops in step.flops.most_common()}
     half = sum(share for type, share in shares.items() if type not in ("float32", "float64"))
     evidence = "FLOPs in " + ", ".join(f"{type} {share:.0%}" for type, share in shares.items())
@@ -124,6 +129,7 @@ def bfloat16(step: Step) -> Finding:
 
 
 def native_layers(step: Step) -> Finding:
+    """Asks whether layer norms and GELUs are single kernels."""
     layers = [*layers_of(step.training)]
     by_hand = {layer.op: layer.name for layer in layers if layer.by_hand and not layer.op.compiled}
     if by_hand:
@@ -144,6 +150,7 @@ def layers_by_hand(step: Step, names: dict[Op, str]) -> Finding:
 
 
 def flash_attention(step: Step) -> Finding:
+    """Asks whether attention is PyTorch's function."""
     by_hand = [call for call in step.attentions if call.by_hand]
     if not by_hand:
         return Finding(HAS, "PyTorch's attention")
@@ -159,6 +166,7 @@ def flash_attention(step: Step) -> Finding:
 
 
 def compiled(step: Step) -> Finding:
+    """Asks whether torch.compile runs at least half of the forward pass."""
     share = step.flops_share(op for op in step.matmuls if op.compiled)
     if not step.is_compiled:
         return Finding(LACKS, "nothing is compiled", share=1.0)
@@ -167,6 +175,7 @@ def compiled(step: Step) -> Finding:
 
 
 def padded_vocabulary(step: Step) -> Finding:
+    """Asks whether the vocabulary is a multiple of 64."""
     evidence = f"a vocabulary of {step.vocabulary:,}"
     padding = -step.vocabulary % 64
     if padding > step.vocabulary / 16:
@@ -175,6 +184,7 @@ def padded_vocabulary(step: Step) -> Finding:
 
 
 def batch_size(step: Step) -> Finding:
+    """Asks whether twice the memory would fit."""
     used, total = step.facts["memory"], step.facts["memory_total"]
     passes = f", {step.backwards} backward passes a step" if step.backwards > 1 else ""
     hint = "" if step.device == "cuda" else "; try twice the batch"
@@ -184,6 +194,7 @@ def batch_size(step: Step) -> Finding:
 
 
 def merged_qkv(step: Step) -> Finding:
+    """Asks whether one matmul makes query, key and value."""
     projections = [projections_of(step, call) for call in step.attentions]
     apart = [ops for ops in projections if len(ops) == 3 and read_one_input(step, ops)]
     if apart:
@@ -212,6 +223,7 @@ def read_one_input(step: Step, matmuls: list[Op]) -> bool:
 
 
 def huge_pages(step: Step) -> Finding:
+    """Asks whether memory comes in pages of 2 MiB."""
     match step.facts["huge_pages"]:
         case None:
             return Finding(NO_HARDWARE, "the system has none, or has them switched off")
@@ -222,6 +234,7 @@ def huge_pages(step: Step) -> Finding:
 
 
 def loss_in_graph(step: Step) -> Finding:
+    """Asks whether the loss is compiled."""
     ops = [*reversed(step.losses), *step.heads]
     if not step.losses:
         return Finding(CANT_TELL, "no operator that reads the logits", ops)
@@ -233,6 +246,7 @@ def loss_in_graph(step: Step) -> Finding:
 
 
 def chunked_head(step: Step) -> Finding:
+    """Asks whether logits are computed chunk by chunk."""
     # A forward pass may look tokens up twice; a loss may take a backward pass per chunk.
     if len(step.heads) > min(len(step.lookups), step.backwards):
         return Finding(HAS, f"{len(step.heads)} matmuls with the head's weight")
@@ -244,6 +258,7 @@ def chunked_head(step: Step) -> Finding:
 
 
 def kept_memory(step: Step) -> Finding:
+    """Asks whether the allocator keeps what is freed."""
     if step.facts["shares_memory"]:
         return Finding(NO_HARDWARE, "the GPU shares the host's memory")
     match step.device, step.facts["kept"]:

@@ -1,12 +1,12 @@
 """What an audit says: one text for the terminal and the page, and JSON."""
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
 
 from gpt_speed.audit.checks import CANT_TELL, LACKS, Finding, check
-from gpt_speed.audit.graph import Op, walk
+from gpt_speed.audit.notes import notes_of
 from gpt_speed.audit.other_gpus import speeds_on, speeds_text
 from gpt_speed.audit.step import Step
 from gpt_speed.cards import PEAK_FLOPS
@@ -14,7 +14,8 @@ from gpt_speed.common import counted, memory_text
 from gpt_speed.gains import expected
 from gpt_speed.tables import Column, Table, markdown, num_col, text_col
 
-KINDS = dict(
+# Of gpt_speed.speed.KINDS, where they have other names for people.
+NAMES = dict(
     products="matmuls", head="head and loss", loss="head and loss", rest="norms and the rest"
 )
 
@@ -42,11 +43,11 @@ def audit_of(
     unit = "tok" if figures["tokens"] else "steps"
     return dict(
         command=command,
-        head=head(timed, machine, figures),
+        head=summary(timed, machine, figures),
         figures=figures,
         techniques=techniques,
         gains_from=gains_from,
-        notes=notes(step, timed),
+        notes=notes_of(step, timed),
         speeds=speeds,
         speeds_text=speeds_text(speeds, step, unit) if speeds else "",
     )
@@ -81,7 +82,7 @@ def figures_of(step: Step, timed: dict, machine: dict) -> dict:
     rate = peak or rates.get(step.precision(step.type)) or rates.get("float32")
     shares: dict[str, float] = defaultdict(float)
     for op, kind in step.kinds.items():
-        shares[KINDS.get(kind, kind)] += op.seconds / step.seconds
+        shares[NAMES.get(kind, kind)] += op.seconds / step.seconds
     return dict(
         seconds=seconds,
         fastest=min(times),
@@ -100,8 +101,8 @@ def figures_of(step: Step, timed: dict, machine: dict) -> dict:
     )
 
 
-def head(timed: dict, machine: dict, figures: dict) -> list[str]:
-    """Returns the lines about the step."""
+def summary(timed: dict, machine: dict, figures: dict) -> list[str]:
+    """Returns the lines about the step: its speed, its work and memory, where its time goes."""
     speed = ""
     if figures["tokens"]:
         speed = f", {figures['tokens']:,} tokens a step, {figures['tok_per_sec']:,.0f} tok/sec"
@@ -119,122 +120,6 @@ def head(timed: dict, machine: dict, figures: dict) -> list[str]:
         "of the watched step's operators: "
         + ", ".join(f"{kind} {share:.0%}" for kind, share in figures["shares"].items()),
     ]
-
-
-def notes(step: Step, timed: dict) -> list[str]:
-    """Returns a line for each cost that isn't one of the techniques."""
-    lines = (
-        note_of_values_read(step),
-        note_of_reductions(step),
-        note_of_uneven_means(step),
-        note_of_accumulation(step),
-        note_of_graph_breaks(timed),
-        note_of_recompilations(timed),
-        note_of_waiting(timed),
-    )
-    return [line for line in lines if line]
-
-
-def note_of_values_read(step: Step) -> str:
-    reads = [
-        op
-        for op in step.ops
-        if op.name == "_local_scalar_dense"
-        and op.phase == "forward"
-        and op.device == step.device
-        and is_computed(op)
-    ]
-    if not reads:
-        return ""
-    places = Counter(op.place for op in reads if op.place).most_common(3)
-    return (
-        f"{counted(len(reads), 'value')} read back from tensors in a step,"
-        f" {', '.join(place for place, _ in places)}: on a GPU the program waits for each"
-    )
-
-
-def note_of_reductions(step: Step) -> str:
-    syncs = step.facts["syncs"]
-    if len(syncs) < 2 or not all(syncs):
-        return ""
-    return (
-        f"gradients are reduced in each of {len(syncs)} backward passes of a step: put all"
-        " but the last into no_sync()"
-    )
-
-
-def note_of_uneven_means(step: Step) -> str:
-    sizes = uneven_means(step)
-    if not sizes:
-        return ""
-    return (
-        f"the loss is a mean over each of {len(sizes)} micro-batches of unequal size"
-        f" ({min(sizes):,.0f} to {max(sizes):,.0f} tokens): a token of a small one counts"
-        " more. Divide sums by the tokens of all"
-    )
-
-
-def note_of_accumulation(step: Step) -> str:
-    fitting = fitting_micro_batches(step)
-    if fitting < 2:
-        return ""
-    return (
-        f"a step accumulates {step.backwards} micro-batches of one size, of which {fitting}"
-        " fit the GPU at once: fewer, larger ones leave the loss as it is"
-    )
-
-
-def note_of_graph_breaks(timed: dict) -> str:
-    breaks, places = timed["breaks"], timed["breaks_at"]
-    if not breaks:
-        return ""
-    number = counted(len(places) or sum(breaks.values()), "graph break")
-    reason = next(iter(breaks)).splitlines()[0][:90]
-    return (
-        f"{', '.join([number, *places[:5]])}: what lies between them isn't compiled ({reason})."
-        " tlparse explains each"
-    )
-
-
-def note_of_recompilations(timed: dict) -> str:
-    if not timed["new_graphs"]:
-        return ""
-    times = f"compiled {timed['new_graphs']} times after the warm-up"
-    return f"{', '.join([times, *timed['recompiled_at'][:5]])}: a shape or a value changes"
-
-
-def note_of_waiting(timed: dict) -> str:
-    waited = timed["waited"] / sum(timed["seconds"])
-    if waited < 0.05:
-        return ""
-    return f"{waited:.0%} of the time waits for the DataLoader, num_workers={timed['workers']}"
-
-
-def is_computed(op: Op) -> bool:
-    """Tells whether parameters went into what an operator reads. Other values, such as places to
-    cut a batch from, may be on the CPU anyway."""
-    return any(tensor.is_parameter for maker in [op, *walk(op.inputs)] for tensor in maker.inputs)
-
-
-def uneven_means(step: Step) -> list[float]:
-    """Returns the numbers of tokens of a step's micro-batches if they differ and each one's loss
-    is their mean, which nothing but constants weights before its backward pass."""
-    sizes = []
-    for begin in (op for op in step.ops if op.name == "backward"):
-        chain = [*walk(begin.inputs, lambda op: op.name == "nll_loss_forward")]
-        if chain and all(len(op.inputs) == 1 for op in chain[:-1]):
-            sizes += [chain[-1].scalars.get("tokens")]
-    return sizes if None not in sizes and len({*sizes}) > 1 else []
-
-
-def fitting_micro_batches(step: Step) -> int:
-    """Returns how many micro-batches of a step fit a GPU at once, if all are alike. None takes more
-    memory than the whole process did; where memory is tight, 1."""
-    shapes = {tuple(head.outputs[0].shape) for head in step.heads}
-    alike = len(shapes) == 1 and len(step.heads) == len(step.lookups) == step.backwards
-    if step.device != "cuda" or not alike:
-        return 1
-    return min(step.backwards, int(0.95 * step.facts["memory_total"] / step.facts["memory"]))
 
 
 def screen(audit: dict) -> str:
@@ -255,6 +140,7 @@ def screen(audit: dict) -> str:
 
 
 def bullets(lines: list[str]) -> str:
+    """Writes lines as a list."""
     return "".join(f"- {line}\n" for line in lines)
 
 
@@ -305,5 +191,6 @@ def with_one_compile_row(techniques: list[dict]) -> list[dict]:
         return techniques
     both = model | dict(number="8, 13", technique=f"{model['technique']}, {loss['technique']}")
     for name in "gain", "expected":
-        both[name] = model[name] and model[name] * (loss[name] or 1)
+        if model[name] and loss[name]:
+            both[name] = model[name] * loss[name]
     return [both if row is model else row for row in techniques if row is not loss]
