@@ -48,18 +48,23 @@ def markdown(*tables: Table) -> str:
 
 
 def markdown_of(table: Table) -> str:
-    """Returns a table's text. A column without a figure is left out, unless the table wants every
-    one."""
+    """Returns a table's text."""
+    lines = [f"{table.caption}\n"] if table.caption else []
+    for line in zip(*shown_columns(table), strict=True):
+        cells = [cell_text(cell or table.missing) for cell in line]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def shown_columns(table: Table) -> list[list[str]]:
+    """Returns the text of each column from its heading down. One without a figure is left out,
+    unless the table wants every one."""
     columns = []
     for column in table.columns:
         cells = [column.cell(row) for row in table.rows]
         if any(cells) or table.every_column:
             columns.append([column.heading, ":--" if column.left else "--:", *cells])
-    lines = [f"{table.caption}\n"] if table.caption else []
-    for line in zip(*columns, strict=True):
-        cells = [cell_text(cell or table.missing) for cell in line]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "".join(f"{line}\n" for line in lines)
+    return columns
 
 
 def cell_text(text: str) -> str:

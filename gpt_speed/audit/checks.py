@@ -158,11 +158,16 @@ def flash_attention(step: Step) -> Finding:
     if not plain:
         name = by_hand[0].inexpressible
         evidence = f"{name} between scores and values: FlexAttention may do it"
-        return Finding(CANT_TELL, evidence, [op for call in by_hand for op in call.ops])
+        return Finding(CANT_TELL, evidence, ops_of(by_hand))
     scores = plain[0].ops[0].outputs[0]
     size = f"{scores.shape[-2]} × {scores.shape[-1]} scores in {scores.type}"
     evidence = f"{counted(len(plain), 'call')} of attention by hand, {size}"
-    return Finding(LACKS, evidence, [op for call in plain for op in call.ops])
+    return Finding(LACKS, evidence, ops_of(plain))
+
+
+def ops_of(calls: list[Attention]) -> list[Op]:
+    """Returns the operators of all calls of attention."""
+    return [op for call in calls for op in call.ops]
 
 
 def compiled(step: Step) -> Finding:

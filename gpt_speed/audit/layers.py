@@ -26,18 +26,21 @@ def layers_of(training: Iterable[Op]) -> Iterator[Layer]:
 
 
 def layers_of_product(op: Op, factor: Tensor, other: Tensor) -> Iterator[Layer]:
-    """Yields the layers that the product of two tensors ends.
+    """Yields the layers that the product of two tensors ends:
 
-    norm: x ─┬─────────────────────> mul        or   x ─> normalize ─┬─> mul
-             └─> mean ─> rsqrt ──┘               weight ─────────────┘
+    norm:  x ─┬─────────────────────> mul
+              └─> mean ─> rsqrt ──────┘
 
-    GELU: x ─┬──────────────> mul
-             └─> erf ─> add ─┘
+    norm:  x ─> divided by its length ─> mul
+           weight ───────────────────────┘
+
+    GELU:  x ─┬───────────────> mul
+              └─> erf ─> add ───┘
     """
     path = [*walk([factor], is_reduction)]
-    is_scaled = other.shape[-1:] > [1] and is_root_of_mean(factor, path)
-    is_weighted = len(factor.shape) == 1 and not factor.is_data() and is_unit(other)
-    if is_scaled or is_weighted:
+    is_wide = bool(other.shape) and other.shape[-1] > 1
+    is_scaled = is_wide and is_root_of_mean(factor, path)
+    if is_scaled or is_weight_of_unit(factor, other):
         is_one_call = is_scaled and any(maker.call == op.call for maker in path)
         yield Layer("norm", op, by_hand=not is_one_call)
     for gate in path:
@@ -64,6 +67,11 @@ def is_root_of_mean(factor: Tensor, path: list[Op]) -> bool:
     return has_root and any(
         is_reduction(op) and is_over_last(op) and op.inputs[0].is_data() for op in path
     )
+
+
+def is_weight_of_unit(factor: Tensor, x: Tensor) -> bool:
+    """Tells whether a factor is a weight for activations of unit length."""
+    return len(factor.shape) == 1 and not factor.is_data() and is_unit(x)
 
 
 def is_unit(x: Tensor) -> bool:
