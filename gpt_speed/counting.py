@@ -43,7 +43,7 @@ def bytes_of(*tensors: torch.Tensor) -> int:
 
 
 def is_aligned(matrix: torch.Tensor) -> bool:
-    """Returns whether its rows (its columns, if transposed) fill blocks of 16 bytes."""
+    """Tells whether its rows (its columns, if transposed) fill blocks of 16 bytes."""
     return all(
         size * matrix.itemsize % 16 == 0
         for size, stride in zip(matrix.shape, matrix.stride(), strict=True)

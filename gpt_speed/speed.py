@@ -41,7 +41,7 @@ class Work(NamedTuple):
 
 
 def is_compiled(step: list[Work]) -> bool:
-    """Returns whether a step is compiled as a whole: else it has more kernels between its matmuls
+    """Tells whether a step is compiled as a whole: else it has more kernels between its matmuls
     than matmuls."""
 
     def kernels(kind: str) -> float:
@@ -55,19 +55,28 @@ def seconds(step: list[Work], card: Card) -> dict[str, float] | None:
     the CPU; None where the card lacks what the work needs."""
     times, kernels = dict.fromkeys(KINDS, 0.0), 0.0
     padded = is_compiled(step)
-    for kind, precision, is_aligned, count, flops, size in step:
-        time = count * LAUNCH + size / (BANDWIDTH * card.bandwidth * GB)
-        if flops:
-            rate = card.rate(precision, is_aligned, padded)
+    for work in step:
+        time = work.kernels * LAUNCH + work.size / (BANDWIDTH * card.bandwidth * GB)
+        if work.flops:
+            rate = flops_rate(work, card, padded)
             if not rate:
                 return None
-            if kind == "attention" and precision in ("bfloat16", "float16"):
-                share = FLASH if card.bfloat16 else EFFICIENT
-                rate = card.attention * TERA if card.attention else share * rate
-            time += flops / rate
-        times[kind] += time
-        kernels += count
+            time += work.flops / rate
+        times[work.kind] += time
+        kernels += work.kernels
     return times | dict(host=max(0, kernels * HOST - sum(times.values())))
+
+
+def flops_rate(work: Work, card: Card, padded: bool) -> float | None:
+    """Returns the floating-point operations per second at which a card does the work; None where it
+    has no units for it."""
+    rate = card.rate(work.precision, work.is_aligned, padded)
+    is_fused = work.kind == "attention" and work.precision in ("bfloat16", "float16")
+    if not rate or not is_fused:
+        return rate
+    if card.attention:
+        return card.attention * TERA
+    return (FLASH if card.bfloat16 else EFFICIENT) * rate
 
 
 def missing_precision(step: list[Work], card: Card) -> str | None:
@@ -78,7 +87,7 @@ def missing_precision(step: list[Work], card: Card) -> str | None:
 
 
 def is_inside(card: Card, batch: int) -> bool:
-    """Returns whether a speed lies inside the model, so that it has a margin."""
+    """Tells whether a speed lies inside the model, so that it has a margin."""
     return batch >= LEAST_BATCH and not card.is_amd
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 from functools import cached_property
 from itertools import permutations
 from typing import NamedTuple
@@ -60,7 +60,7 @@ class Attention(NamedTuple):
     inexpressible: str = ""
 
 
-def attentions_of(training: Iterable[Op], weights: dict[Op, Tensor]) -> list[Attention]:
+def attentions_of(training: Collection[Op], weights: dict[Op, Tensor]) -> list[Attention]:
     """Returns the calls of attention among a step's operators that train; `weights` are the
     parameters of those matmuls that have one."""
     attentions = []
@@ -87,7 +87,7 @@ def native_attention(op: Op) -> Attention:
 
 
 def attentions_by_hand(
-    last: Op, training: Iterable[Op], weights: dict[Op, Tensor]
+    last: Op, training: Collection[Op], weights: dict[Op, Tensor]
 ) -> list[Attention]:
     """Returns the attention whose last matmul this is, one at most."""
     for probabilities, value in permutations(last.inputs[-2:]):
@@ -116,7 +116,7 @@ class Candidate:
         self,
         last: Op,
         probabilities: Tensor,
-        training: Iterable[Op],
+        training: Collection[Op],
         weights: dict[Op, Tensor],
     ):
         self.last, self.probabilities = last, probabilities

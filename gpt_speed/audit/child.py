@@ -49,9 +49,11 @@ class Steps:
         self.began = os.times()  # when they began
 
     def begin_update(self, *_) -> None:
+        """A hook before an optimizer's update."""
         watch.updates += 1
 
     def end_update(self, optimizer, *_) -> None:
+        """A hook after an optimizer's update, which may end a step."""
         watch.updates -= 1
         # Within the update of another optimizer, that one's counts.
         if not watch.updates and self.backwards > self.optimizers.get(optimizer, 0):
@@ -65,6 +67,14 @@ class Steps:
             watch.note_backward(args[0] if args else kwargs.get("tensors", kwargs.get("outputs")))
             watch.syncs += [model.require_backward_grad_sync for model in self.models]
         return None if self.has_optimizer else lambda: self.end("backward")
+
+    def begin_optimizer(self, *_, **__) -> None:
+        """A hook before an optimizer is made."""
+        self.has_optimizer = True
+
+    def begin_model(self, model, *_, **__):
+        """A hook before DistributedDataParallel wraps a model; returns one for after it."""
+        return lambda: self.models.append(model)
 
     def begin_fetch(self, loader):
         """A hook before a DataLoader gives a batch; returns one for after it."""
@@ -81,6 +91,7 @@ class Steps:
             self.end_watched(len(ends))
 
     def end_timed(self, ends: list[float]) -> None:
+        """Begins to count after the warm-up, and ends the process when the steps are enough."""
         if len(ends) == WARM_UP + 1:
             self.waits, self.graphs = [], compiler_counts("stats")["unique_graphs"]
             self.began = os.times()
@@ -88,6 +99,7 @@ class Steps:
             finish("timed")
 
     def end_watched(self, count: int) -> None:
+        """Watches the step after `count` of them, and ends the process after it."""
         if count == self.order["watched"]:
             for optimizer in self.optimizers:  # before other tensors with their storages
                 watch.inputs(dict(groups=optimizer.param_groups))
@@ -296,12 +308,8 @@ def add_hooks() -> None:
     torch_optimizer.register_optimizer_step_post_hook(end)
     hook(torch.autograd, "backward", steps.begin_backward)
     hook(torch.autograd, "grad", steps.begin_backward)
-    hook(torch.optim.Optimizer, "__init__", lambda *_, **__: setattr(steps, "has_optimizer", True))
-    hook(
-        DistributedDataParallel,
-        "__init__",
-        lambda model, *_, **__: lambda: steps.models.append(model),
-    )
+    hook(torch.optim.Optimizer, "__init__", steps.begin_optimizer)
+    hook(DistributedDataParallel, "__init__", steps.begin_model)
     hook(_BaseDataLoaderIter, "__next__", steps.begin_fetch)
 
 
