@@ -13,7 +13,7 @@ from gpt_speed.common import UserError
 
 GB, TERA = 10**9, 10**12
 FILE = Path(__file__).with_name("cards.json")  # its "about" tells the units of Card's fields
-# Of the rate of aligned products: not compiled, and where logits leave the compiled part, as in the
+# Of the rate of aligned matmuls: not compiled, and where logits leave the compiled part, as in the
 # script after technique 8; within it PyTorch pads them from 2.5 on.
 UNALIGNED = 0.5
 # The same on Hopper (on data-centre Blackwell by assumption) where torch.compile doesn't pad the
@@ -28,10 +28,10 @@ class Card(NamedTuple):
     # TFLOP/s (10¹² floating-point operations per second) of matmuls; None where that
     # isn't known, or where it has no such units.
     float16: float  # as bfloat16 and tf32 by the datasheet
-    reached: float  # of bfloat16, or else of float16, by large products
+    reached: float  # of bfloat16, or else of float16, by large matmuls
     bfloat16: float | None = None
     tf32: float | None = None
-    float32: float | None = None  # by large products
+    float32: float | None = None  # by large matmuls
     attention: float | None = None  # by causal FlashAttention-2
     names: tuple[str, ...] = ()  # PyTorch's first
     is_measured: bool = True  # whether `reached` was, on this GPU
@@ -47,16 +47,21 @@ class Card(NamedTuple):
         return any("AMD" in name for name in self.names)
 
     def rate(self, precision: str, aligned: bool = True, padded: bool = True) -> float | None:
-        """Returns the operations per second that large products reach; None where it has
+        """Returns the operations per second that large matmuls reach; None where it has
         no units for them. Tensor cores want matrices `aligned` to 16 bytes; torch.compile
         has others `padded` where that pays."""
         if precision == "float32" or precision == "TF32" and not self.tf32:
             return self.float32 and self.float32 * TERA
         peak = dict(TF32=self.tf32, bfloat16=self.bfloat16, float16=self.float16).get(precision)
-        share = self.reached / (self.bfloat16 or self.float16)
+        if not peak:
+            return None
+        rate = peak * TERA * (self.reached / (self.bfloat16 or self.float16))
+        return rate if aligned else rate * self.unaligned_share(padded)
+
+    def unaligned_share(self, padded: bool) -> float:
+        """Returns the rate of unaligned matrices as a share of that of aligned ones."""
         is_hopper = 9 <= self.capability < 12 and not self.is_amd
-        slower = UNALIGNED_HOPPER if is_hopper and not padded else UNALIGNED
-        return peak and peak * TERA * share * (1 if aligned else slower)
+        return UNALIGNED_HOPPER if is_hopper and not padded else UNALIGNED
 
 
 def read_cards() -> dict[str, Card]:
@@ -80,15 +85,23 @@ BY_NAME = {name: card for card in CARDS.values() for name in card.names}  # as P
 PEAK_FLOPS = {name: card.peak for name, card in BY_NAME.items()}  # per second, dense, in 16 bits
 
 
-def named(text: str) -> list[str]:
-    """Returns the cards that names with commas between them mean. Raises UserError."""
-    names = list(filter(str.strip, text.split(",")))
-    if not names:
-        raise UserError(f"--gpu {text!r} names no GPU", 2)
-    means = Counter(card for name in names for card in cards_by(name))
-    if doubles := [card for card, count in means.items() if count > 1]:
+def named(names: str) -> list[str]:
+    """Returns the cards that names with commas between them mean, and warns of those that are
+    named more than once. Raises UserError."""
+    counts = counts_by_card(names)
+    doubles = [card for card, count in counts.items() if count > 1]
+    if doubles:
         print(f"--gpu: named more than once: {', '.join(doubles)}", file=sys.stderr)
-    return list(means)
+    return list(counts)
+
+
+def counts_by_card(names: str) -> Counter[str]:
+    """Returns how many of the names, with commas between them, mean each card. Raises
+    UserError."""
+    parts = list(filter(str.strip, names.split(",")))
+    if not parts:
+        raise UserError(f"--gpu {names!r} names no GPU", 2)
+    return Counter(card for part in parts for card in cards_by(part))
 
 
 def cards_by(name: str) -> list[str]:
@@ -96,14 +109,14 @@ def cards_by(name: str) -> list[str]:
     Case, spaces, hyphens and the vendor's words don't count: "rtx4090", "4090". Raises
     UserError where it means none."""
 
-    def plain(name: str) -> str:
-        return re.sub("nvidia|geforce|tesla|rtx|amd|instinct|[^a-z0-9]", "", name.lower())
-
     part = plain(name)
     names = {card: [plain(alias) for alias in (card, *CARDS[card].names)] for card in CARDS}
     exact = [card for card in CARDS if part in names[card]]
-    if means := exact or [card for card in CARDS if part and part in plain(card)]:
-        return means
+    if exact:
+        return exact
+    partial = [card for card in CARDS if part and part in plain(card)]
+    if partial:
+        return partial
     nearest = difflib.get_close_matches(name.strip().upper(), CARDS, 3, 0)
     raise UserError(
         f"--gpu: no GPU {name.strip()!r} is known; the nearest names are"
@@ -111,3 +124,8 @@ def cards_by(name: str) -> list[str]:
         " python measure.py predict --memory GB --bandwidth GB/S --tflops N",
         2,
     )
+
+
+def plain(name: str) -> str:
+    """Returns what of a name counts: "rtx4090" and "GeForce RTX 4090" are "4090"."""
+    return re.sub("nvidia|geforce|tesla|rtx|amd|instinct|[^a-z0-9]", "", name.lower())

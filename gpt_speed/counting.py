@@ -43,7 +43,7 @@ def bytes_of(*tensors: torch.Tensor) -> int:
 
 
 def is_aligned(matrix: torch.Tensor) -> bool:
-    """Returns whether its rows (its columns, if transposed) fill blocks of 16 bytes."""
+    """Tells whether its rows (its columns, if transposed) fill blocks of 16 bytes."""
     return all(
         size * matrix.itemsize % 16 == 0
         for size, stride in zip(matrix.shape, matrix.stride(), strict=True)
@@ -58,14 +58,18 @@ def flops_of(func, args: tuple, kwargs: dict, result) -> int:
     return int(formula(*args, **kwargs, out_val=result)) if formula else 0
 
 
-def kernel_of(func, args: tuple, kwargs: dict, result, is_counted: Callable) -> Kernel | None:
-    """Returns what an operator does to the tensors that are counted, by what its schema says that
-    it reads and writes; None where it needs no kernel: for views, and for tensors that stay
-    empty."""
-    schema = func._schema
-    name = schema.name.partition("::")[2]
-    names = [argument.name for argument in schema.arguments]
-    values = dict(zip(names, args, strict=False)) | kwargs
+class Access(NamedTuple):
+    """The tensors that an operator reads and makes."""
+
+    read: list  # all that it is passed
+    written: list  # those of `read` that it changes
+    outputs: list
+    new: list  # outputs whose storage is none of `read`
+
+
+def access_of(schema, values: dict, result, is_counted: Callable) -> Access:
+    """Returns what an operator with a schema does to the tensors that are counted; `values` are
+    its arguments by name."""
 
     def tensors_in(arguments) -> list:
         return [
@@ -75,30 +79,46 @@ def kernel_of(func, args: tuple, kwargs: dict, result, is_counted: Callable) -> 
             if is_counted(x)
         ]
 
+    def is_written(argument) -> bool:
+        is_marked = argument.alias_info and argument.alias_info.is_write
+        return is_marked and argument.name != "grads"  # which fused updates only read
+
     read = tensors_in(schema.arguments)
-    written = tensors_in(
-        argument
-        for argument in schema.arguments
-        if argument.alias_info and argument.alias_info.is_write and argument.name != "grads"
-    )  # fused updates only read these
     outputs = [x for x in tree_iter(result) if is_counted(x)]
     storages = {x.untyped_storage()._cdata for x in read}
     new = [x for x in outputs if x.untyped_storage()._cdata not in storages]
-    if not new and not written or name.startswith(("empty", "new_empty")):
-        return None
+    return Access(read, tensors_in(filter(is_written, schema.arguments)), outputs, new)
+
+
+def bytes_moved(name: str, access: Access, has_out: bool) -> int:
+    """Counts the bytes that an operator reads and writes; `has_out`: into an argument `out`."""
     if name.startswith("new_") or name.endswith("_like"):
-        size = bytes_of(*new)
-    elif name in ONE_OF_A_ROW:
-        size = bytes_of(*new) * (1 if "backward" in name else 2)
-    elif "out" in kwargs or name in ("copy_", "zero_", "fill_"):  # written, but not read
-        size = bytes_of(*read)
-    else:
-        size = bytes_of(*read, *written, *new)
+        return bytes_of(*access.new)
+    if name in ONE_OF_A_ROW:
+        rows = bytes_of(*access.new)
+        return rows if "backward" in name else 2 * rows
+    if has_out or name in ("copy_", "zero_", "fill_"):  # written, but not read
+        return bytes_of(*access.read)
+    return bytes_of(*access.read, *access.written, *access.new)
+
+
+def kernel_of(func, args: tuple, kwargs: dict, result, is_counted: Callable) -> Kernel | None:
+    """Returns what an operator does to the tensors that are counted, by what its schema says that
+    it reads and writes; None where it needs no kernel: for views, and for tensors that stay
+    empty."""
+    schema = func._schema
+    name = schema.name.partition("::")[2]
+    values = dict(zip((argument.name for argument in schema.arguments), args, strict=False))
+    values |= kwargs
+    access = access_of(schema, values, result, is_counted)
+    if not access.new and not access.written or name.startswith(("empty", "new_empty")):
+        return None
+    size = bytes_moved(name, access, has_out="out" in kwargs)
     flops, precision, aligned = flops_of(func, args, kwargs, result), "", True
     if flops:
-        precision = str(read[0].dtype).removeprefix("torch.")
+        precision = str(access.read[0].dtype).removeprefix("torch.")
         if "attention" not in name:
-            aligned = all(map(is_aligned, [*read, *new]))
+            aligned = all(map(is_aligned, [*access.read, *access.new]))
         elif values.get("is_causal"):
             flops //= 2  # the fused kernel leaves out what the mask hides
-    return Kernel(precision, aligned, flops, size, [*read, *outputs])
+    return Kernel(precision, aligned, flops, size, [*access.read, *access.outputs])

@@ -21,5 +21,6 @@ def expected(technique: str, share: float, gain: float | None) -> float | None:
     our model, and saves the same part of it. What changes the whole step gains as on our model."""
     if not gain or not share or technique not in OUR_SHARES:
         return gain
-    saved = (1 - 1 / gain) / OUR_SHARES[technique]
-    return 1 / max(0.05, 1 - share * max(-1.0, min(1.0, saved)))
+    saved = (1 - 1 / gain) / OUR_SHARES[technique]  # of what it changes
+    saved = max(-1.0, min(1.0, saved))
+    return 1 / max(0.05, 1 - share * saved)

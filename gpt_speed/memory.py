@@ -26,16 +26,65 @@ def round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
+def large_segment_size(size: int) -> int:
+    """Returns the bytes of a large segment for a request of `size` bytes."""
+    return 20 * MIB if size < 10 * MIB else round_up(size, SEGMENT)
+
+
 @dataclass(eq=False, slots=True)
 class Block:
     """A part of a segment; `before` and `after` are its neighbours in the segment."""
 
     size: int
     start: int
-    small: bool
+    pool: "Pool"
     before: "Block | None" = None
     after: "Block | None" = None
     is_free: bool = False
+
+    def is_whole_segment(self) -> bool:
+        return not self.before and not self.after
+
+    def split(self, size: int) -> "Block":
+        """Cuts the block down to `size` bytes, and returns the rest as another one."""
+        rest = Block(self.size - size, self.start + size, self.pool, self, self.after)
+        if self.after:
+            self.after.before = rest
+        self.size, self.after = size, rest
+        return rest
+
+    def absorb_next(self) -> None:
+        """Takes over the block after this one."""
+        self.size += self.after.size
+        self.after = self.after.after
+        if self.after:
+            self.after.before = self
+
+
+class Pool:
+    """The free blocks of all small, or of all large, segments."""
+
+    def __init__(self, smallest_rest: int):
+        self.smallest_rest = smallest_rest  # bytes; a block with less to spare isn't split
+        self.blocks: list[tuple[int, int, Block]] = []  # sorted (size, start, block)
+
+    def put(self, block: Block) -> None:
+        block.is_free = True
+        insort(self.blocks, (block.size, block.start, block))
+
+    def take(self, block: Block) -> None:
+        self.blocks.pop(bisect_left(self.blocks, (block.size, block.start)))
+
+    def take_smallest(self, size: int) -> Block | None:
+        """Takes the smallest block of at least `size` bytes, if there is one."""
+        index = bisect_left(self.blocks, (size, -1))
+        return self.blocks.pop(index)[2] if index < len(self.blocks) else None
+
+    def take_whole_segments(self) -> int:
+        """Takes the blocks that are whole segments; returns their bytes."""
+        whole = sum(size for size, _, block in self.blocks if block.is_whole_segment())
+        self.blocks = [entry for entry in self.blocks if not entry[2].is_whole_segment()]
+        return whole
 
 
 class Allocator:
@@ -43,67 +92,48 @@ class Allocator:
 
     def __init__(self, capacity: int | None = None):
         self.capacity, self.starts = capacity, count()
-        self.free = {True: [], False: []}  # by `small`: sorted (size, start, block)
+        self.small, self.large = Pool(smallest_rest=512), Pool(smallest_rest=MIB + 1)
         self.reserved = self.allocated = self.peak_allocated = self.peak_reserved = 0
 
     def malloc(self, size: int) -> Block:
         """Returns a block of at least `size` bytes. Raises DoesNotFit."""
         size = max(512, round_up(size, 512))
-        small = size <= MIB
-        free = self.free[small]
-        i = bisect_left(free, (size, -1))
-        block = free.pop(i)[2] if i < len(free) else self.segment(size, small)
-        remaining = block.size - size
-        if remaining >= 512 if small else remaining > MIB:
-            rest = Block(remaining, block.start + size, small, block, block.after)
-            if block.after:
-                block.after.before = rest
-            block.after, block.size = rest, size
-            self.put(rest)
+        pool = self.small if size <= MIB else self.large
+        block = pool.take_smallest(size) or self.segment(size, pool)
+        if block.size - size >= pool.smallest_rest:
+            pool.put(block.split(size))
         block.is_free = False
         self.allocated += block.size
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return block
 
-    def segment(self, size: int, small: bool) -> Block:
+    def segment(self, size: int, pool: Pool) -> Block:
         """Returns a new segment as one block. Raises DoesNotFit."""
-        total = SEGMENT if small else 20 * MIB
-        if size >= 10 * MIB:
-            total = round_up(size, SEGMENT)
-        if self.capacity is not None and self.reserved + total > self.capacity:
-            for free in self.free.values():
-                whole = [entry for entry in free if not entry[2].before and not entry[2].after]
-                self.reserved -= sum(size for size, *_ in whole)
-                free[:] = [entry for entry in free if entry not in whole]
-            if self.reserved + total > self.capacity:
+        total = SEGMENT if pool is self.small else large_segment_size(size)
+        if not self.has_room(total):
+            self.reserved -= self.small.take_whole_segments() + self.large.take_whole_segments()
+            if not self.has_room(total):
                 raise DoesNotFit(size)
         self.reserved += total
         self.peak_reserved = max(self.peak_reserved, self.reserved)
-        return Block(total, next(self.starts) << 50, small)
+        return Block(total, next(self.starts) << 50, pool)
 
-    def put(self, block: Block) -> None:
-        block.is_free = True
-        insort(self.free[block.small], (block.size, block.start, block))
-
-    def take(self, block: Block) -> None:
-        free = self.free[block.small]
-        free.pop(bisect_left(free, (block.size, block.start)))
+    def has_room(self, total: int) -> bool:
+        """Tells whether the card has room for a further segment of `total` bytes."""
+        return self.capacity is None or self.reserved + total <= self.capacity
 
     def release(self, block: Block) -> None:
+        """Frees a block, which merges with its free neighbours."""
         self.allocated -= block.size
         before, after = block.before, block.after
         if after and after.is_free:
-            self.take(after)
-            block.size, block.after = block.size + after.size, after.after
-            if after.after:
-                after.after.before = block
+            after.pool.take(after)
+            block.absorb_next()
         if before and before.is_free:
-            self.take(before)
-            before.size, before.after = before.size + block.size, block.after
-            if block.after:
-                block.after.before = before
+            before.pool.take(before)
+            before.absorb_next()
             block = before
-        self.put(block)
+        block.pool.put(block)
 
 
 def simulate(events: list[int], capacity: int | None = None) -> Allocator:

@@ -41,7 +41,7 @@ class Work(NamedTuple):
 
 
 def is_compiled(step: list[Work]) -> bool:
-    """Returns whether a step is compiled as a whole: else it has more kernels between its matmuls
+    """Tells whether a step is compiled as a whole: else it has more kernels between its matmuls
     than matmuls."""
 
     def kernels(kind: str) -> float:
@@ -55,19 +55,28 @@ def seconds(step: list[Work], card: Card) -> dict[str, float] | None:
     the CPU; None where the card lacks what the work needs."""
     times, kernels = dict.fromkeys(KINDS, 0.0), 0.0
     padded = is_compiled(step)
-    for kind, precision, is_aligned, count, flops, size in step:
-        time = count * LAUNCH + size / (BANDWIDTH * card.bandwidth * GB)
-        if flops:
-            rate = card.rate(precision, is_aligned, padded)
+    for work in step:
+        time = work.kernels * LAUNCH + work.size / (BANDWIDTH * card.bandwidth * GB)
+        if work.flops:
+            rate = flops_rate(work, card, padded)
             if not rate:
                 return None
-            if kind == "attention" and precision in ("bfloat16", "float16"):
-                share = FLASH if card.bfloat16 else EFFICIENT
-                rate = card.attention * TERA if card.attention else share * rate
-            time += flops / rate
-        times[kind] += time
-        kernels += count
+            time += work.flops / rate
+        times[work.kind] += time
+        kernels += work.kernels
     return times | dict(host=max(0, kernels * HOST - sum(times.values())))
+
+
+def flops_rate(work: Work, card: Card, padded: bool) -> float | None:
+    """Returns the floating-point operations per second at which a card does the work; None where it
+    has no units for it."""
+    rate = card.rate(work.precision, work.is_aligned, padded)
+    is_fused = work.kind == "attention" and work.precision in ("bfloat16", "float16")
+    if not rate or not is_fused:
+        return rate
+    if card.attention:
+        return card.attention * TERA
+    return (FLASH if card.bfloat16 else EFFICIENT) * rate
 
 
 def missing_precision(step: list[Work], card: Card) -> str | None:
@@ -78,7 +87,7 @@ def missing_precision(step: list[Work], card: Card) -> str | None:
 
 
 def is_inside(card: Card, batch: int) -> bool:
-    """Returns whether a speed lies inside the model, so that it has a margin."""
+    """Tells whether a speed lies inside the model, so that it has a margin."""
     return batch >= LEAST_BATCH and not card.is_amd
 
 
@@ -91,17 +100,14 @@ def margin(card: Card, compiled: bool, times: dict[str, float] | None) -> float:
 
 def work_at(batch: int, steps: dict[int, list[Work]]) -> list[Work]:
     """Returns the work at a batch size from that at two others, as a + b × batch."""
-    (first, one), (second, other) = (
+    (first, at_first), (second, at_second) = (
         (size, {work[:3]: work for work in step}) for size, step in steps.items()
     )
-
-    def figure(a: float, b: float) -> float:
-        return a + (b - a) * (batch - first) / (second - first)
-
-    return [
-        Work(
-            *group,
-            *map(figure, one.get(group, Work(*group))[3:], other.get(group, Work(*group))[3:]),
+    works = []
+    for group in at_first | at_second:
+        none = Work(*group)
+        figures = zip(at_first.get(group, none)[3:], at_second.get(group, none)[3:], strict=True)
+        works.append(
+            Work(*group, *(a + (b - a) * (batch - first) / (second - first) for a, b in figures))
         )
-        for group in one | other
-    ]
+    return works

@@ -26,7 +26,9 @@ def lookup(row, name: str):
     """Returns a row's value by a name such as "record.mfu", of attributes or keys; None where one
     of them is None or there is no such key."""
     for part in name.split("."):
-        row = row.get(part) if isinstance(row, dict) else row and getattr(row, part)
+        if row is None:
+            return None
+        row = row.get(part) if isinstance(row, dict) else getattr(row, part)
     return row
 
 
@@ -41,22 +43,28 @@ def text_col(heading: str, name: str) -> Column:
 
 
 def markdown(*tables: Table) -> str:
-    """Returns the tables' text. A column without a figure is left out, unless the table wants
-    every one."""
-    texts = []
-    for table in tables:
-        columns = []
-        for column in table.columns:
-            cells = [column.cell(row) for row in table.rows]
-            if any(cells) or table.every_column:
-                columns.append([column.heading, ":--" if column.left else "--:", *cells])
-        lines = [
-            " | ".join(cell_text(text or table.missing) for text in line)
-            for line in zip(*columns, strict=True)
-        ]
-        caption = f"{table.caption}\n\n" if table.caption else ""
-        texts.append(caption + "".join(f"| {line} |\n" for line in lines))
-    return "\n".join(texts)
+    """Returns the text of tables."""
+    return "\n".join(map(markdown_of, tables))
+
+
+def markdown_of(table: Table) -> str:
+    """Returns a table's text."""
+    lines = [f"{table.caption}\n"] if table.caption else []
+    for line in zip(*shown_columns(table), strict=True):
+        cells = [cell_text(cell or table.missing) for cell in line]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def shown_columns(table: Table) -> list[list[str]]:
+    """Returns the text of each column from its heading down. One without a figure is left out,
+    unless the table wants every one."""
+    columns = []
+    for column in table.columns:
+        cells = [column.cell(row) for row in table.rows]
+        if any(cells) or table.every_column:
+            columns.append([column.heading, ":--" if column.left else "--:", *cells])
+    return columns
 
 
 def cell_text(text: str) -> str:

@@ -17,7 +17,7 @@ from bench.predict.store import ask
 from bench.report.gains import gains_of
 from gpt_speed.audit import render
 from gpt_speed.audit.checks import CANT_TELL, HAS, LACKS, NO_HARDWARE, NOT_HERE, check
-from gpt_speed.audit.price import work_of
+from gpt_speed.audit.other_gpus import work_of
 from gpt_speed.audit.run import audit
 from gpt_speed.audit.step import Step
 from gpt_speed.cards import CARDS
@@ -155,7 +155,7 @@ def test_convolutions_have_their_own_tf32(tmp_path):
         pytest.param(7, ["--dtype", "float32"], marks=pytest.mark.slow),
     ],
 )
-def test_priced_as_predict_does(ladder, number, options):
+def test_its_work_is_what_predict_traces(ladder, number, options):
     """A script of the ladder, run here, does what its trace without storage does."""
     step = Step(ladder(number, *options))
     text = small(list(stack.rebuild_all().values())[number].decode()).encode()
@@ -180,25 +180,25 @@ def totals(works) -> dict[tuple, list[float]]:
     return sums
 
 
-def test_prices(tmp_path):
+def test_speeds_on_other_gpus(tmp_path):
     facts = on_gpu(toy("fast", tmp_path))
     report = report_of(facts, tmp_path, ["RTX 4090"])
-    (fast,) = report["prices"]
+    (fast,) = report["speeds"]
     times = seconds(work_of(Step(facts)), CARDS["RTX 4090"])
     assert (fast["low"] + fast["high"]) / 2 == pytest.approx(32 / sum(times.values()))
     page, html = write_page(report, "", tmp_path)
     assert "| RTX 4090 | " in page.read_text(encoding="utf-8")
     assert html.name == "audit-a.html" and ">RTX 4090</td>" in html.read_text(encoding="utf-8")
     assert json.loads(json.dumps(report)) == report
-    (amd,) = report_of(facts, tmp_path, ["MI300X"])["prices"]
+    (amd,) = report_of(facts, tmp_path, ["MI300X"])["speeds"]
     assert amd["speed"] == "unchecked" and amd["low"] is amd["high"] is None
     facts["ops"][0]["compiled"] = True  # runs uncompiled while it is watched
-    (slow,) = report_of(facts, tmp_path, ["T4"])["prices"]
+    (slow,) = report_of(facts, tmp_path, ["T4"])["speeds"]
     assert slow["speed"].startswith("at least")
     for op in facts["ops"]:
         if op.get("kernel") and op["kernel"][0]:
             op["kernel"][0] = "float64"
-    (without_units,) = report_of(facts, tmp_path, ["T4"])["prices"]
+    (without_units,) = report_of(facts, tmp_path, ["T4"])["speeds"]
     assert without_units["speed"] == "no float64" and without_units["low"] is None
 
 
@@ -310,7 +310,7 @@ def test_what_the_compiler_is_told_not_to_do(tmp_path, monkeypatch):
     _, watched = audit([str(TOYS), "compiled_model"], 2)
     lacking = with_state(watched | MACHINE, LACKS)
     assert {"08-torch-compile", "13-loss-in-graph"} <= lacking
-    text = render.text(report_of(watched | MACHINE, tmp_path))
+    text = render.screen(report_of(watched | MACHINE, tmp_path))
     assert "| 8, 13 | torch.compile, compiled loss | missing | 100% |" in text
 
 
@@ -389,7 +389,7 @@ def test_notes(tmp_path):
         breaks_at=["a.py:2"],
         recompiled_at=["a.py:1"],
     )
-    text = render.text(report)
+    text = render.screen(report)
     assert len(report["notes"]) == 5 and all(note in text for note in report["notes"])
     assert "1 graph break, a.py:2: what lies between them isn't compiled (a reason)" in text
     assert "3 times after the warm-up, a.py:1: a shape" in text
@@ -456,7 +456,7 @@ def test_tokens_and_operations(ladder, tmp_path):
     expected = dict(tokens=64, flops=flops, seconds=1, tok_per_sec=64)
     assert expected.items() <= report["figures"].items()
     assert sum(report["figures"]["shares"].values()) == pytest.approx(1)
-    text = render.text(report)
+    text = render.screen(report)
     assert "64 tokens a step" in text and "**not on this hardware**: #2 TF32 tensor cores" in text
 
 
@@ -499,7 +499,7 @@ def test_a_system_that_is_not_unix(tmp_path):
     facts = watch(tmp_path, TOYS, "fast", env=environment(PYTHONPATH=str(tmp_path)), fork=False)
     facts |= dict(memory_total=None)
     assert state(facts, "10-batch-size") == CANT_TELL
-    assert "memory ? of ? GB" in render.text(report_of(facts, tmp_path))
+    assert "memory ? of ? GB" in render.screen(report_of(facts, tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class Audit(Command):
         pages = write_page(result, args.name, folder)
         if args.json:
             return json.dumps(result)
-        return render.text(result) + ", ".join(map(relative, pages))
+        return render.screen(result) + ", ".join(map(relative, pages))
 
 
 def result_of(
@@ -120,5 +120,5 @@ def write_page(result: dict, name: str, results: Path) -> list[Path]:
     script, *rest = result["command"]
     title = rest[0] if script == "-m" else Path(script).stem
     page = results / f"audit-{name or title}.md"
-    write_whole(page, f"# Audit of {title}\n\n{render.text(result)}")
+    write_whole(page, f"# Audit of {title}\n\n{render.screen(result)}")
     return [page, *filter(None, [write_html(page)])]

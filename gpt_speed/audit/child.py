@@ -39,9 +39,9 @@ class Steps:
 
     def __init__(self, order: dict):
         self.order = order
-        self.ends = {}  # when steps ended, by the index of their optimizer or "backward"
+        self.ends = {}  # when steps ended, by key: the index of their optimizer, or "backward"
         self.backwards = 0  # backward passes so far
-        self.optimizers = {}  # by their first updates, with `backwards` at each one's last
+        self.optimizers = {}  # in order of their first updates; `backwards` at each one's last
         self.has_optimizer = False  # whether one exists, maybe without an update yet
         self.models = []  # that DistributedDataParallel wraps
         self.waits, self.workers = [], 0  # of the DataLoader: seconds for each batch; processes
@@ -49,9 +49,11 @@ class Steps:
         self.began = os.times()  # when they began
 
     def begin_update(self, *_) -> None:
+        """A hook before an optimizer's update."""
         watch.updates += 1
 
     def end_update(self, optimizer, *_) -> None:
+        """A hook after an optimizer's update, which may end a step."""
         watch.updates -= 1
         # Within the update of another optimizer, that one's counts.
         if not watch.updates and self.backwards > self.optimizers.get(optimizer, 0):
@@ -66,29 +68,45 @@ class Steps:
             watch.syncs += [model.require_backward_grad_sync for model in self.models]
         return None if self.has_optimizer else lambda: self.end("backward")
 
+    def begin_optimizer(self, *_, **__) -> None:
+        """A hook before an optimizer is made."""
+        self.has_optimizer = True
+
+    def begin_model(self, model, *_, **__):
+        """A hook before DistributedDataParallel wraps a model; returns one for after it."""
+        return lambda: self.models.append(model)
+
     def begin_fetch(self, loader):
         """A hook before a DataLoader gives a batch; returns one for after it."""
         self.workers, began = loader._num_workers, time.perf_counter()
         return lambda: self.waits.append(time.perf_counter() - began)
 
     def end(self, key: int | str) -> None:
-        """Notes that a step of an optimizer ends."""
+        """Notes that a step ends, if an update of the optimizer with this key ends one."""
         ends = self.ends.setdefault(key, [])
         ends.append(now())
+        if self.order["mode"] == "time" and key == self.rarest:
+            self.end_timed(ends)
         if self.order["mode"] == "watch" and key == self.order["key"]:
-            if len(ends) == self.order["watched"]:
-                for optimizer in self.optimizers:  # before other tensors with their storages
-                    watch.inputs(dict(groups=optimizer.param_groups))
-                watch.on = True
-            elif len(ends) > self.order["watched"]:
-                watch.on = False
-                finish("watched")
-        elif self.order["mode"] == "time" and key == self.rarest:
-            if len(ends) == WARM_UP + 1:
-                self.waits, self.graphs = [], compiler_counts("stats")["unique_graphs"]
-                self.began = os.times()
-            if self.are_enough(ends):
-                finish("timed")
+            self.end_watched(len(ends))
+
+    def end_timed(self, ends: list[float]) -> None:
+        """Begins to count after the warm-up, and ends the process when the steps are enough."""
+        if len(ends) == WARM_UP + 1:
+            self.waits, self.graphs = [], compiler_counts("stats")["unique_graphs"]
+            self.began = os.times()
+        if self.are_enough(ends):
+            finish("timed")
+
+    def end_watched(self, count: int) -> None:
+        """Watches the step after `count` of them, and ends the process after it."""
+        if count == self.order["watched"]:
+            for optimizer in self.optimizers:  # before other tensors with their storages
+                watch.inputs(dict(groups=optimizer.param_groups))
+            watch.on = True
+        elif count > self.order["watched"]:
+            watch.on = False
+            finish("watched")
 
     @staticmethod
     def are_enough(ends: list[float]) -> bool:
@@ -109,10 +127,10 @@ class Steps:
         return min(reversed(self.ends), key=lambda key: len(self.ends[key]), default=None)
 
 
-def compiler_counts(kind: str) -> Counter:
-    """Returns what torch.compile has counted so far."""
+def compiler_counts(group: str) -> Counter:
+    """Returns what torch.compile has counted so far, of one of its groups of counters."""
     utils = sys.modules.get("torch._dynamo.utils")
-    return utils.counters[kind] if utils else Counter()
+    return utils.counters[group] if utils else Counter()
 
 
 def store_of_ranks():
@@ -136,40 +154,17 @@ def wait_for_ranks() -> None:
 
 def finish(how: str, error: str = "") -> None:
     """Writes the report and ends the process, so that nothing more of the script runs."""
-    cuda, matmul, key = torch.cuda.is_initialized(), torch.backends.cuda.matmul, steps.rarest
-    ends = steps.ends.get(key, [])
-    seconds = [end - start for start, end in itertools.pairwise(ends)]
-    system, elapsed = (
-        getattr(os.times(), kind) - getattr(steps.began, kind) for kind in ("system", "elapsed")
-    )
     facts = dict(
         how=how,
         error=error,
-        key=key,
         torch=torch.__version__,
-        steps=len(ends),
-        seconds=seconds[min(WARM_UP, len(seconds) // 2) :],
-        waited=sum(steps.waits),
-        system=min(1.0, system / max(elapsed, 0.01)),  # at most this share made pages
-        children=os.times().children_user,
-        workers=steps.workers,
+        **timing_facts(),
+        **compiler_facts(),
+        **(gpu_facts() if torch.cuda.is_initialized() else cpu_facts()),
         optimizers=[optimizer_facts(optimizer) for optimizer in steps.optimizers],
-        graphs=compiler_counts("stats")["unique_graphs"],
-        breaks=compiler_counts("graph_break"),
-        new_graphs=max(0, compiler_counts("stats")["unique_graphs"] - steps.graphs),
-        tf32=matmul.fp32_precision == "tf32"
-        if hasattr(matmul, "fp32_precision")
-        else matmul.allow_tf32,  # which PyTorch had before 2.9
-        # Segments of a GPU's memory that grow.
-        kept=any(part.get("is_expandable") for part in torch.cuda.memory_snapshot())
-        if cuda
-        else keeps_memory(),
+        tf32=uses_tf32(),
         huge_pages=has_huge_pages(),
-        shares_memory=bool(cuda and torch.cuda.get_device_properties().is_integrated),
-        device="cuda" if cuda else "cpu",
-        memory=torch.cuda.max_memory_reserved() if cuda else peak_memory(),
-        memory_total=torch.cuda.mem_get_info()[1] if cuda else None,
-        ops=watch.ops,
+        ops=[*map(vars, watch.ops)],
         older=[*watch.older.items()],
         syncs=watch.syncs,
     )
@@ -186,6 +181,63 @@ def finish(how: str, error: str = "") -> None:
     os._exit(0)
 
 
+def timing_facts() -> dict:
+    """Returns how long steps took, and what they waited for."""
+    ends, times = steps.ends.get(steps.rarest, []), os.times()
+    seconds = [end - start for start, end in itertools.pairwise(ends)]
+    elapsed = max(times.elapsed - steps.began.elapsed, 0.01)
+    return dict(
+        key=steps.rarest,
+        steps=len(ends),
+        seconds=seconds[min(WARM_UP, len(seconds) // 2) :],
+        waited=sum(steps.waits),
+        workers=steps.workers,
+        system=min(1.0, (times.system - steps.began.system) / elapsed),  # pages took this at most
+        children=times.children_user,
+    )
+
+
+def compiler_facts() -> dict:
+    """Returns what torch.compile made of the script."""
+    graphs = compiler_counts("stats")["unique_graphs"]
+    return dict(
+        graphs=graphs,
+        new_graphs=max(0, graphs - steps.graphs),
+        breaks=compiler_counts("graph_break"),
+    )
+
+
+def gpu_facts() -> dict:
+    """Returns how the script uses the GPU's memory."""
+    segments = torch.cuda.memory_snapshot()
+    return dict(
+        device="cuda",
+        memory=torch.cuda.max_memory_reserved(),
+        memory_total=torch.cuda.mem_get_info()[1],
+        kept=any(segment.get("is_expandable") for segment in segments),
+        shares_memory=bool(torch.cuda.get_device_properties().is_integrated),
+    )
+
+
+def cpu_facts() -> dict:
+    """Returns how the script uses memory on a CPU."""
+    return dict(
+        device="cpu",
+        memory=peak_memory(),
+        memory_total=None,
+        kept=keeps_memory(),
+        shares_memory=False,
+    )
+
+
+def uses_tf32() -> bool:
+    """Tells whether float32 matmuls on a GPU are in TF32."""
+    matmul = torch.backends.cuda.matmul
+    if hasattr(matmul, "fp32_precision"):
+        return matmul.fp32_precision == "tf32"
+    return matmul.allow_tf32  # before PyTorch 2.9
+
+
 def peak_memory() -> int | None:
     """Returns the most bytes that this process had in memory; None on Windows."""
     with contextlib.suppress(ImportError):
@@ -197,11 +249,13 @@ def peak_memory() -> int | None:
 
 
 def optimizer_facts(optimizer) -> dict:
-    kind, groups = type(optimizer), optimizer.param_groups
+    """Returns an optimizer's class, whether it is PyTorch's `own`, `accepts` to be fused, and is,
+    and how many tensors it updates."""
+    optimizer_class, groups = type(optimizer), optimizer.param_groups
     return dict(
-        name=kind.__name__,
-        own=kind.__module__.startswith("torch.optim"),
-        accepts="fused" in inspect.signature(kind.__init__).parameters,
+        name=optimizer_class.__name__,
+        own=optimizer_class.__module__.startswith("torch.optim"),
+        accepts="fused" in inspect.signature(optimizer_class.__init__).parameters,
         fused=all(group.get("fused") for group in groups),
         tensors=sum(len(group["params"]) for group in groups),
     )
@@ -226,11 +280,9 @@ def has_huge_pages() -> bool | None:
     setting = "[never]"
     with contextlib.suppress(OSError):
         setting = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
-    return (
-        None
-        if "[never]" in setting
-        else ("[always]" in setting or os.environ.get("THP_MEM_ALLOC_ENABLE") == "1")
-    )
+    if "[never]" in setting:
+        return None
+    return "[always]" in setting or os.environ.get("THP_MEM_ALLOC_ENABLE") == "1"
 
 
 def hook(owner, name: str, before) -> None:
@@ -248,6 +300,7 @@ def hook(owner, name: str, before) -> None:
 
 
 def add_hooks() -> None:
+    """Lets `steps` see updates, backward passes and batches."""
     begin, end = steps.begin_update, steps.end_update
     if not hasattr(torch.compiler, "set_stance"):  # before 2.6, a compiled update fails with them
         begin, end = map(torch.compiler.disable, (begin, end))
@@ -255,12 +308,8 @@ def add_hooks() -> None:
     torch_optimizer.register_optimizer_step_post_hook(end)
     hook(torch.autograd, "backward", steps.begin_backward)
     hook(torch.autograd, "grad", steps.begin_backward)
-    hook(torch.optim.Optimizer, "__init__", lambda *_, **__: setattr(steps, "has_optimizer", True))
-    hook(
-        DistributedDataParallel,
-        "__init__",
-        lambda model, *_, **__: lambda: steps.models.append(model),
-    )
+    hook(torch.optim.Optimizer, "__init__", steps.begin_optimizer)
+    hook(DistributedDataParallel, "__init__", steps.begin_model)
     hook(_BaseDataLoaderIter, "__next__", steps.begin_fetch)
 
 
@@ -268,7 +317,7 @@ def main() -> None:
     """Runs the script; always ends the process."""
     del sys.modules["watch"]  # the script may have one of that name
     is_module = sys.argv[2] == "-m"
-    sys.argv = sys.argv[2 + is_module :]
+    sys.argv = sys.argv[3:] if is_module else sys.argv[2:]
     name = sys.argv[0]
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(name))
     add_hooks()

@@ -9,8 +9,7 @@ import tempfile
 from pathlib import Path
 
 from gpt_speed import children
-from gpt_speed.common import UserError
-from gpt_speed.common import counted as count
+from gpt_speed.common import UserError, counted
 
 CHILD = Path(__file__).with_name("child.py")
 # What PyTorch's logs say since 2.5, by what a report calls it.
@@ -25,71 +24,88 @@ def audit(command: list[str], minutes: float, python: str = sys.executable) -> t
     or "-m" and a module, with arguments. Raises UserError, which says what to do."""
     children.keep_stdin()
     timed = run(command, dict(mode="time"), minutes, python)
-    key, steps = timed["key"], timed["steps"]
-    if key is None:
-        cause = (
-            f"its children computed for {timed['children']:.0f} s. Start one of them, or let"
-            " torchrun or accelerate launch start `measure.py audit` with it"
-            if timed["children"] > 1
-            else "no backward pass, or no update by an optimizer of torch.optim"
-        )
-        raise UserError(f"{command[0]} trained nothing in its own process: {cause}")
-    if steps < 2:
-        raise UserError(
-            f"{command[0]} ended after {count(steps, 'step')}, and an audit needs 2:"
-            " let it train longer"
-        )
-    watch = dict(mode="watch", key=key, watched=min(2, steps - 1))
-    watched = run(command, watch, minutes, python)
-    if not any(op.get("flops") for op in watched["ops"]):
-        if any(op.get("origin") is not None for op in watched["ops"]):
-            raise UserError(
-                f"a step of {command[0]} multiplies no matrices: the techniques are for"
-                " models that do"
-            )
-        raise UserError(
-            f"no matmul was seen in a step of {command[0]}: let it train in the main"
-            " thread of its own process, on dense tensors"
-        )
+    check_steps(timed, command[0])
+    watched_step = min(2, timed["steps"] - 1)
+    order = dict(mode="watch", key=timed["key"], watched=watched_step)
+    watched = run(command, order, minutes, python)
+    check_matmuls(watched, command[0])
     if not timed["graphs"]:  # as with TORCH_COMPILE_DISABLE=1
         for op in watched["ops"]:
             op["compiled"] = False
     return timed, watched
 
 
+def check_steps(timed: dict, script: str) -> None:
+    """Raises UserError unless a script made two steps."""
+    if timed["key"] is None:
+        cause = "no backward pass, or no update by an optimizer of torch.optim"
+        if timed["children"] > 1:
+            cause = (
+                f"its children computed for {timed['children']:.0f} s. Start one of them, or let"
+                " torchrun or accelerate launch start `measure.py audit` with it"
+            )
+        raise UserError(f"{script} trained nothing in its own process: {cause}")
+    if timed["steps"] < 2:
+        raise UserError(
+            f"{script} ended after {counted(timed['steps'], 'step')}, and an audit needs 2:"
+            " let it train longer"
+        )
+
+
+def check_matmuls(watched: dict, script: str) -> None:
+    """Raises UserError unless the watched step multiplies matrices."""
+    if any(op["flops"] for op in watched["ops"]):
+        return
+    if any(op["origin"] is not None for op in watched["ops"]):
+        raise UserError(
+            f"a step of {script} multiplies no matrices: the techniques are for models that do"
+        )
+    raise UserError(
+        f"no matmul was seen in a step of {script}: let it train in the main thread of its own"
+        " process, on dense tensors"
+    )
+
+
 def run(command: list[str], order: dict, minutes: float, python: str) -> dict:
     """Returns the report of a child. Raises UserError."""
     watching = order["mode"] == "watch"
+    if watching:
+        leave_store_of_torchrun()
+    facts, log = report_of(command, order, minutes, python)
+    for name, line in LINES.items():
+        facts[name] = [*dict.fromkeys(map(os.path.basename, re.findall(line, log)))]
+    if facts["how"] == "failed" or watching and facts["how"] != "watched":
+        print(log, file=sys.stderr, end="")
+        when = " while it was watched" if watching else ""
+        raise UserError(f"{command[0]} failed{when}: {facts['error'] or facts['how']}")
+    return facts
+
+
+def leave_store_of_torchrun() -> None:
+    """Lets the ranks of the second run find each other by a store of their own: torchrun's still
+    holds what those of the first exchanged."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        port = int(os.environ["MASTER_PORT"]) - 1
+        os.environ |= dict(TORCHELASTIC_USE_AGENT_STORE="False", MASTER_PORT=str(port))
+
+
+def report_of(command: list[str], order: dict, minutes: float, python: str) -> tuple[dict, str]:
+    """Returns what a child reports, and its stderr. Raises UserError."""
     children.rewind_stdin()
-    if watching and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # torchrun's store still holds what the ranks of the first run exchanged.
-        os.environ |= dict(
-            TORCHELASTIC_USE_AGENT_STORE="False",
-            MASTER_PORT=str(int(os.environ["MASTER_PORT"]) - 1),
-        )
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
+        child = [python, CHILD, json.dumps(order | dict(report=str(report))), *command]
         try:
-            code, out, err = children.run_child(
-                [python, CHILD, json.dumps(order | dict(report=str(report))), *command],
-                timeout=60 * minutes,
-            )
+            code, out, err = children.run_child(child, timeout=60 * minutes)
             problem = f"{children.ending(code)}, before the audit was done"
         except subprocess.TimeoutExpired as stuck:
             out, err = map(children.decoded, (stuck.stdout, stuck.stderr))
+            goal = "watched" if order["mode"] == "watch" else "timed"
             problem = (
-                f"is stuck, or too slow to be {'watched' if watching else 'timed'} in"
-                f" {minutes:g} minutes: give it a smaller batch or fewer micro-batches, or"
-                " the audit more --minutes"
+                f"is stuck, or too slow to be {goal} in {minutes:g} minutes: give it a smaller"
+                " batch or fewer micro-batches, or the audit more --minutes"
             )
         if not report.exists():  # which it may have written before it was stuck
             print(err or out, file=sys.stderr, end="")
             raise UserError(f"{command[0]} {problem}")
-        facts = json.loads(report.read_text(encoding="utf-8"))
-    for name, line in LINES.items():
-        facts[name] = [*dict.fromkeys(map(os.path.basename, re.findall(line, err)))]
-    if facts["how"] == "failed" or watching and facts["how"] != "watched":
-        print(err, file=sys.stderr, end="")
-        when = " while it was watched" if watching else ""
-        raise UserError(f"{command[0]} failed{when}: {facts['error'] or facts['how']}")
-    return facts
+        return json.loads(report.read_text(encoding="utf-8")), err

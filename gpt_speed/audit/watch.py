@@ -1,4 +1,4 @@
-"""Notes every operator of a step, in the process that trains: see Watch.note."""
+"""Notes every operator of a step, in the process that trains: Watch makes a WatchedOp of each."""
 
 import contextlib
 import importlib
@@ -9,18 +9,41 @@ import sys
 import time
 import traceback
 import weakref
+from dataclasses import dataclass, field
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-SCALARS = "dim", "exponent", "is_causal", "causal", "non_blocking"  # arguments
+SCALARS = "dim", "exponent", "is_causal", "causal", "non_blocking"  # arguments that checks read
 HERE = os.path.dirname(os.path.abspath(__file__))
 TORCH = os.path.dirname(torch.__file__)
 LIBRARIES = os.path.join("site-packages", "")
 COMPILER = os.path.join(TORCH, "_dynamo", "eval_frame.py")
 NOT_OWN = os.path.join(HERE, ""), os.path.join(TORCH, ""), "<"  # where code isn't the script's
+MEAN = 1  # of a loss's `reduction`
 counting = runpy.run_path(os.path.join(HERE, "..", "counting.py"))
+
+
+@dataclass
+class WatchedOp:
+    """One call of an operator. gpt_speed.audit.graph.Op has the same fields and says what they
+    are; here an `origin` is an index, and a tensor a list, as Watch.describe returns it."""
+
+    name: str
+    inputs: list[list]
+    outputs: list[list] = field(default_factory=list)
+    phase: str = "forward"
+    origin: int | None = None
+    place: str = ""
+    function: str = ""
+    call: int = 0
+    compiled: bool = False
+    device: str = ""
+    flops: int = 0
+    kernel: tuple | None = None
+    scalars: dict = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 class Watch(TorchDispatchMode):
@@ -30,9 +53,14 @@ class Watch(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.on, self.updates = False, 0  # updates that run, one within another
-        self.live, self.older, self.count = {}, {}, itertools.count()
-        self.ops, self.syncs, self.nodes = [], [], {}
+        self.on = False
+        self.updates = 0  # that run now, one within another
+        self.live = {}  # number and weak reference of each storage that is alive, by its address
+        self.count = itertools.count()  # numbers for storages
+        self.older = {}  # what describe_older says of storages from before the step, by number
+        self.ops = []  # a WatchedOp for each call
+        self.nodes = {}  # by autograd's sequence numbers, the indices in `ops` of what made nodes
+        self.syncs = []  # whether each backward pass reduces gradients over ranks
 
     def __enter__(self):
         if hasattr(torch.compiler, "set_stance"):
@@ -55,82 +83,67 @@ class Watch(TorchDispatchMode):
         return result
 
     def note(self, func, args, kwargs, result, seconds: float) -> None:
-        """Adds the fields of a gpt_speed.audit.step.Op."""
-        schema = getattr(func, "_schema", None)
-        names = [part.name for part in schema.arguments] if schema else map(str, range(len(args)))
-        arguments = dict(zip(names, args, strict=False)) | kwargs
-        scalars = {
-            name: arguments[name]
-            for name in SCALARS
-            if name in arguments and not is_tensor(arguments[name])
-        }
-        flops, kernel = 0, None
-        with contextlib.suppress(Exception):  # a formula that doesn't know these arguments
-            flops = counting["flops_of"](func, args, kwargs, result)
-            kernel = counting["kernel_of"](func, args, kwargs, result, is_tensor)
-        name = str(getattr(func, "_overloadpacket", func)).removeprefix("aten.")
-        if name == "nll_loss_forward" and arguments.get("reduction") == 1:  # a mean
-            scalars["tokens"] = float(result[1])
-        if name in ("_to_copy", "copy_"):
-            source = args[1] if name == "copy_" else args[0]
-            if source.device.type != result.device.type:
-                scalars |= dict(
-                    source=source.device.type, pinned=source.is_cpu and source.is_pinned()
-                )
+        """Adds the WatchedOp of a call that took so many seconds."""
+        name, arguments = identify(func, args, kwargs)
+        flops, kernel = work_of(func, args, kwargs, result)
         frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
-        origin, phase, compiled = None, "forward", is_compiled(frames)
-        if self.updates and not torch.is_grad_enabled():  # else a closure computes the loss
-            phase = "optimizer"
-        if torch._C._current_graph_task_id() == -1:
-            self.nodes.setdefault(torch.autograd._get_sequence_nr() - 1, len(self.ops))
+        phase = self.current_phase()
+        if phase == "backward":
+            origin = self.current_origin()
         else:
-            phase, node = "backward", torch._C._current_autograd_node()
-            origin = self.nodes.get(node._sequence_nr()) if node else None
-            compiled |= origin is not None and self.ops[origin]["compiled"]
-        place = function = ""
-        own = [frame for frame in frames if is_own(frame)]
-        if phase == "optimizer":  # by Accelerate, maybe
-            own = [frame for frame in own if LIBRARIES not in frame.f_code.co_filename] or own
-        if caller := next(iter(own), None):
-            file = caller.f_code.co_filename
-            place = f"{os.path.basename(file)}:{caller.f_lineno}"
-            function = f"{file}:{caller.f_code.co_firstlineno}"
-        devices = [tensor.device.type for tensor in tensors_in((args, result))] or [""]
-        self.ops.append(
-            dict(
-                name=name,
-                inputs=self.inputs(arguments),
-                outputs=[self.describe(tensor) for tensor in tensors_in(result)],
-                phase=phase,
-                origin=origin,
-                compiled=compiled,
-                device=devices[0],
-                flops=flops,
-                kernel=kernel and kernel[:4],
-                scalars=scalars,
-                seconds=seconds,
-                call=hash(tuple((frame.f_code, frame.f_lasti) for frame in frames)),
-                place=place,
-                function=function,
-            )
+            origin = None
+            self.nodes.setdefault(torch.autograd._get_sequence_nr() - 1, len(self.ops))
+        place, function = caller_of(frames, phase)
+        devices = [tensor.device.type for tensor in tensors_in((args, result))]
+        op = WatchedOp(
+            name,
+            inputs=self.inputs(arguments),
+            outputs=[self.describe(tensor) for tensor in tensors_in(result)],
+            phase=phase,
+            origin=origin,
+            place=place,
+            function=function,
+            call=hash(tuple((frame.f_code, frame.f_lasti) for frame in frames)),
+            compiled=is_compiled(frames) or origin is not None and self.ops[origin].compiled,
+            device=devices[0] if devices else "",
+            flops=flops,
+            kernel=kernel,
+            scalars=scalars_of(name, arguments, result) | transfer_of(name, arguments, result),
+            seconds=seconds,
         )
+        self.ops.append(op)
 
     def note_backward(self, tensors) -> None:
-        """Adds an Op that stands for the begin of a backward pass from the tensors."""
+        """Adds a WatchedOp that stands for the begin of a backward pass from the tensors."""
         self.on = False  # what describing them computes is no part of the step
-        inputs = self.inputs(dict(tensors=tensors))
-        self.ops.append(dict(name="backward", phase="backward", inputs=inputs))
+        self.ops.append(WatchedOp("backward", self.inputs(dict(tensors=tensors)), phase="backward"))
         self.on = True
 
+    def current_phase(self) -> str:
+        """Returns the phase that the running operator belongs to."""
+        if torch._C._current_graph_task_id() != -1:
+            return "backward"
+        if self.updates and not torch.is_grad_enabled():  # else a closure computes the loss
+            return "optimizer"
+        return "forward"
+
+    def current_origin(self) -> int | None:
+        """Returns, in a backward pass, the index of the forward operator whose gradient is being
+        computed; None where autograd has no node for it."""
+        node = torch._C._current_autograd_node()
+        return self.nodes.get(node._sequence_nr()) if node else None
+
     def inputs(self, arguments: dict) -> list[list]:
+        """Describes the tensors in arguments; each description ends with the argument's name."""
         return [
-            [*self.describe(tensor, True), name]
+            [*self.describe(tensor, is_input=True), name]
             for name, value in arguments.items()
             for tensor in tensors_in(value)
         ]
 
     def describe(self, tensor, is_input: bool = False) -> list:
-        """Returns [number of storage, shape, type]; keeps more of inputs from before."""
+        """Returns [number of storage, shape, type]. Of an input whose storage is new to this class,
+        which means older than the step, `older` gets a description."""
         shape, type = [*tensor.shape], str(tensor.dtype).removeprefix("torch.")
         try:
             storage = tensor.untyped_storage()
@@ -141,16 +154,76 @@ class Watch(TorchDispatchMode):
             number = next(self.count)
             self.live[key] = number, weakref.ref(storage, lambda _: self.live.pop(key, None))
             if is_input:
-                base = tensor if tensor._base is None else tensor._base
-                is_parameter = base.is_leaf and (
-                    base.requires_grad or isinstance(base, torch.nn.Parameter)
-                )
-                self.older[number] = dict(
-                    parameter=is_parameter,
-                    shape=[*base.shape],
-                    triangle=not is_parameter and is_triangle(tensor),
-                )
+                self.older[number] = describe_older(tensor)
         return [self.live[key][0], shape, type]
+
+
+def identify(func, args: tuple, kwargs: dict) -> tuple[str, dict]:
+    """Returns an operator's name, as "mm", and its arguments by their names in its schema."""
+    name = str(getattr(func, "_overloadpacket", func)).removeprefix("aten.")
+    schema = getattr(func, "_schema", None)  # which operators of higher order don't have
+    if schema:
+        names = [argument.name for argument in schema.arguments]
+    else:
+        names = [str(index) for index in range(len(args))]
+    return name, dict(zip(names, args, strict=False)) | kwargs
+
+
+def work_of(func, args: tuple, kwargs: dict, result) -> tuple[int, tuple | None]:
+    """Returns an operator's FLOPs and the first four fields of its gpt_speed.counting.Kernel; 0
+    and None where counting knows no formula for its arguments."""
+    flops, kernel = 0, None
+    with contextlib.suppress(Exception):
+        flops = counting["flops_of"](func, args, kwargs, result)
+        kernel = counting["kernel_of"](func, args, kwargs, result, is_tensor)
+    return flops, kernel and kernel[:4]
+
+
+def scalars_of(name: str, arguments: dict, result) -> dict:
+    """Returns the arguments of SCALARS, and the `tokens` of a loss that is their mean."""
+    scalars = {
+        argument: arguments[argument]
+        for argument in SCALARS
+        if argument in arguments and not is_tensor(arguments[argument])
+    }
+    if name == "nll_loss_forward" and arguments.get("reduction") == MEAN:
+        scalars["tokens"] = float(result[1])
+    return scalars
+
+
+def transfer_of(name: str, arguments: dict, result) -> dict:
+    """Returns the `source` of a copy from one device to another, and whether its memory is
+    `pinned`; {} for all else."""
+    if name not in ("_to_copy", "copy_"):
+        return {}
+    source = arguments["src" if name == "copy_" else "self"]
+    if source.device.type == result.device.type:
+        return {}
+    return dict(source=source.device.type, pinned=source.is_cpu and source.is_pinned())
+
+
+def caller_of(frames: list, phase: str) -> tuple[str, str]:
+    """Returns the script's line that called an operator, as "model.py:63", and the function around
+    it, by its file and first line; "" for both where autograd called it."""
+    own = [frame for frame in frames if is_own(frame)]
+    if phase == "optimizer":  # by Accelerate, maybe
+        own = [frame for frame in own if LIBRARIES not in frame.f_code.co_filename] or own
+    if not own:
+        return "", ""
+    file = own[0].f_code.co_filename
+    place = f"{os.path.basename(file)}:{own[0].f_lineno}"
+    return place, f"{file}:{own[0].f_code.co_firstlineno}"
+
+
+def describe_older(tensor) -> dict:
+    """Describes a tensor of a storage older than the step."""
+    base = tensor if tensor._base is None else tensor._base
+    is_parameter = base.is_leaf and (base.requires_grad or isinstance(base, torch.nn.Parameter))
+    return dict(
+        parameter=is_parameter,
+        shape=[*base.shape],
+        triangle=not is_parameter and is_triangle(tensor),
+    )
 
 
 def is_tensor(value) -> bool:

@@ -1,0 +1,278 @@
+"""The calls of attention in a watched step: by PyTorch's own operators, or by hand."""
+
+import math
+from collections import Counter
+from collections.abc import Collection
+from functools import cached_property
+from itertools import permutations
+from typing import NamedTuple
+
+from gpt_speed.audit.graph import DROPOUTS, Op, Tensor, walk
+
+NATIVE = "scaled_dot_product", "flash_att", "flex_att", "efficient_att", "cudnn_att"
+SAFE_SOFTMAX = "_safe_softmax"  # of PyTorch's attention where it runs as single operators
+SOFTMAXES = "_softmax", "softmax", "exp", SAFE_SOFTMAX
+TRIANGULAR = "tril", "triu"
+MASKING = "masked_fill", "where", "add", "sub", "mul", "index_put"
+# What PyTorch's attention can do to scores and probabilities, too.
+EXPRESSIBLE = {
+    "_to_copy",
+    "clone",
+    "copy",
+    "empty_like",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    *TRIANGULAR,
+    "masked_fill",
+    "where",
+    "index_put",
+    "add",
+    "sub",
+    "eq",
+    "ne",
+    "fill",
+    *DROPOUTS,
+    "bernoulli",
+    "lt",
+    "gt",
+    "le",
+    "ge",
+    *SOFTMAXES,
+    "amax",
+    "max",
+    "sum",
+    "div",
+    "logsumexp",
+    "nan_to_num",
+}
+
+
+class Attention(NamedTuple):
+    """One call of attention, by one operator or by several."""
+
+    ops: list[Op]
+    inputs: list[Tensor]  # query, key and value
+    masks: list[tuple[Op, Tensor]]  # each with the operator that applies it
+    by_hand: bool
+    causal: bool  # without a mask in memory
+    # An operator between scores and value that PyTorch's attention can't replace, or "".
+    inexpressible: str = ""
+
+
+def attentions_of(training: Collection[Op], weights: dict[Op, Tensor]) -> list[Attention]:
+    """Returns the calls of attention among a step's operators that train; `weights` are the
+    parameters of those matmuls that have one."""
+    attentions = []
+    for op in training:
+        if is_native(op):
+            attentions.append(native_attention(op))
+        elif op.is_matmul and op not in weights:
+            attentions += attentions_by_hand(op, training, weights)
+    # Where probabilities are multiplied by probabilities, the product with the values is the call.
+    inner = {op for attention in attentions for op in attention.ops[:-1]}
+    return [attention for attention in attentions if attention.ops[-1] not in inner]
+
+
+def is_native(op: Op) -> bool:
+    """Tells whether an operator is attention of PyTorch's."""
+    return any(name in op.name for name in NATIVE) and len(op.inputs) >= 3
+
+
+def native_attention(op: Op) -> Attention:
+    """Returns the call that is one operator of PyTorch's."""
+    masks = [(op, tensor) for tensor in op.inputs if tensor.argument in ("attn_mask", "attn_bias")]
+    causal = bool(op.scalars.get("is_causal") or op.scalars.get("causal"))
+    return Attention([op], op.inputs[:3], masks, by_hand=False, causal=causal)
+
+
+def attentions_by_hand(
+    last: Op, training: Collection[Op], weights: dict[Op, Tensor]
+) -> list[Attention]:
+    """Returns the attention whose last matmul this is, one at most."""
+    for probabilities, value in permutations(last.inputs[-2:]):
+        candidate = Candidate(last, probabilities, training, weights)
+        if candidate.scores_matmul:
+            return [candidate.attention(value)]
+    return []
+
+
+class Candidate:
+    r"""A matmul that may be the last one of attention by hand, and that one of its inputs which
+    would be the probabilities. It is attention if there is a `scores_matmul`.
+
+         query   key
+             \   /
+         scores_matmul
+               |         scaling, masks
+            softmax
+               |         dropout
+         probabilities   value
+                     \   /
+                      last
+    """
+
+    def __init__(
+        self,
+        last: Op,
+        probabilities: Tensor,
+        training: Collection[Op],
+        weights: dict[Op, Tensor],
+    ):
+        self.last, self.probabilities = last, probabilities
+        self.training, self.weights = training, weights
+        self.size = probabilities.shape[-2:]  # tokens that ask, tokens that are asked
+        self.count = math.prod(probabilities.shape)
+
+    def attention(self, value: Tensor) -> Attention:
+        """Returns the call, which `scores_matmul` says that it is."""
+        is_native = self.softmax.name == SAFE_SOFTMAX
+        masks = self.masks()
+        has_triangle = any(op.base_name in TRIANGULAR for op in self.between)
+        return Attention(
+            [self.scores_matmul, *self.between, self.last],
+            [*self.scores_matmul.inputs[-2:], value],
+            masks,
+            by_hand=not is_native,
+            causal=is_native and not masks or has_triangle,
+            inexpressible=self.inexpressible(),
+        )
+
+    @cached_property
+    def after_softmax(self) -> list[Op]:
+        """The operators from the probabilities back to the softmax, that one included:
+
+            softmax ─> dropout ─> probabilities
+
+        Without a softmax they end at matmuls, though not where probabilities are multiplied by
+        probabilities.
+        """
+
+        def is_end(op: Op) -> bool:
+            return op.name in SOFTMAXES or (
+                self.is_boundary(op) and op.outputs[0].shape[-2:] != self.size
+            )
+
+        return [*walk([self.probabilities], is_end)]
+
+    @cached_property
+    def softmax(self) -> Op | None:
+        """The operator that makes probabilities out of scores. By hand it is
+
+        scores ─> exp ─┬────────> div ─> probabilities
+                       └─> sum ──┘
+        """
+        is_divided = any(op.name == "sum" for op in self.after_softmax)
+        for op in self.after_softmax:
+            if op.name in SOFTMAXES and (op.name != "exp" or is_divided):
+                return op
+        return None
+
+    @cached_property
+    def path(self) -> set[Op]:
+        """The operators from the nearest matmuls, these included, to the probabilities."""
+        return {*self.after_softmax, *walk(self.softmax.inputs, self.is_boundary)}
+
+    @cached_property
+    def scores_matmul(self) -> Op | None:
+        """The first matmul of two activations among those that the softmax depends on:
+
+        query, key ─> scores_matmul ─> ... ─> softmax
+        """
+        if not self.softmax:
+            return None
+        matmuls = (op for op in self.training if op.is_matmul and op not in self.weights)
+        return next((op for op in matmuls if op in self.path), None)
+
+    @cached_property
+    def between(self) -> list[Op]:
+        """The operators that make the probabilities out of the scores, in order:
+
+        scores_matmul ─> between ─> probabilities
+        """
+        ops, storages = [], {*self.scores_matmul.writes}
+        for op in self.training:
+            if op in self.path and op.reads & storages:
+                ops.append(op)
+                storages |= op.writes
+        return ops
+
+    @cached_property
+    def storages(self) -> set[int]:
+        """Those of the scores and of all that is computed from them."""
+        return self.scores_matmul.writes.union(*(op.writes for op in self.between))
+
+    def masks(self) -> list[tuple[Op, Tensor]]:
+        """Returns the masks, each with the operator that applies it:
+
+        scores ─┬─> masked_fill, where, add, ... ─> softmax
+        mask ───┘
+        """
+        return [
+            (op, tensor)
+            for op in self.between
+            if op.base_name in MASKING
+            for tensor in op.inputs
+            if self.is_mask(tensor, 1 if "index" in op.name else 2)
+        ]
+
+    def is_mask(self, tensor: Tensor, dimensions: int) -> bool:
+        """Tells whether an input of a masking operator, which wants that many dimensions of a mask
+        at least, is one: neither scores, nor a learned bias, nor what dropout leaves."""
+        return (
+            tensor.storage not in self.storages
+            and len(tensor.shape) >= dimensions
+            and not tensor.root().is_parameter
+            and not tensor.is_dropout()
+        )
+
+    def inexpressible(self) -> str:
+        """Returns the name of the first operator that PyTorch's attention can't replace, or "":
+
+        scores_matmul ─> tanh ─> softmax
+        """
+        for op in self.between:
+            if not is_expressible(op, self.storages):
+                return "a matmul" if op.is_matmul else op.name
+        return ""
+
+    def is_boundary(self, op: Op) -> bool:
+        """Tells whether an operator is a matmul that no path from scores to probabilities leads
+        through."""
+        return op.is_matmul and not self.mixes_heads(op)
+
+    def mixes_heads(self, op: Op) -> bool:
+        """Tells whether a matmul makes each head's scores, or probabilities, of those of all heads,
+        by a weight; B: batch, H: heads, T: tokens:
+
+            scores (B, T, T, H) ─> op, weight (H, H) ─> scores (B, T, T, H)
+        """
+        if op not in self.weights:
+            return False
+        heads = max(self.weights[op].older["shape"][:2])
+        makers = [op, *(tensor.maker for tensor in op.inputs if tensor.maker)]
+        return heads * math.prod(self.size) <= self.count and any(
+            self.is_of_scores(maker.outputs[0].shape) for maker in makers
+        )
+
+    def is_of_scores(self, shape: list[int]) -> bool:
+        """Tells whether a shape is that of the scores, in any order of the dimensions."""
+        return math.prod(shape) == self.count and not Counter(self.size) - Counter(shape)
+
+
+def is_expressible(op: Op, scores: set[int]) -> bool:
+    """Tells whether PyTorch's attention can do what an operator does to scores or probabilities,
+    whose storages are given: scale rows, columns or heads, hide places, drop out."""
+    if op.base_name != "mul":
+        return op.is_view or op.base_name in EXPRESSIBLE
+    if len(op.inputs) < 2 or any(tensor.is_dropout() for tensor in op.inputs):
+        return True
+    factors = [tensor for tensor in op.inputs if tensor.storage not in scores]
+    return bool(factors) and all(scales_or_hides(factor) for factor in factors)
+
+
+def scales_or_hides(factor: Tensor) -> bool:
+    """Tells whether a factor of scores has one number for each row, column or head, or holds a
+    triangle."""
+    is_line = len(factor.shape) < 2 or 1 in factor.shape[-2:]
+    return is_line or any(older["triangle"] for older in factor.sources())
