@@ -4,31 +4,31 @@ whose prediction is stored, whether it fits, what it reserves, and how fast it t
 import json
 
 from bench.catalogue import FLOAT16, STAGES, Run
+from bench.predict import reference
 from bench.predict.store import BATCHES, OTHERS, Prediction
-from bench.report import prediction_tables as stored
 from bench.report.technique_pages import prose_of
 from gpt_speed.cards import CARDS, Card
 from patches import stack
 
-MODELS = "gpt2", *stored.LARGER
+MODELS = "gpt2", *reference.LARGER
 
 
 def choices() -> dict[str, Run]:
     """Returns what one can choose: the ladder, which ends with 02, and the variants of 01; then
     what stands in for 02 on a GPU without bfloat16 units. Raises UserError, StackError."""
-    scripts = stored.scripts()
+    scripts = reference.scripts()
     runs = {
         scripts.canonical(run.script): run.replace(label=f"{run.number} {run.technique}")
-        for run in scripts.ladder(stored.GPUS)
+        for run in scripts.ladder(reference.GPUS)
     }
     labels = {
         "00": "00, the baseline",
         "01": f"01, all {runs['01'].number} techniques",
-        "02": f"02, on {stored.GPUS} GPUs",
+        "02": f"02, on {reference.GPUS} GPUs",
     }
     runs |= {name: runs[name].replace(label=label) for name, label in labels.items()}
-    runs |= {run.label: run for run in stored.variants() if run.script not in STAGES}
-    run = scripts.float16(scripts.stage("02", stored.GPUS))
+    runs |= {run.label: run for run in reference.variants() if run.script not in STAGES}
+    run = scripts.float16(scripts.stage("02", reference.GPUS))
     return runs | {str(run.script): run.replace(published=None)}
 
 
@@ -112,13 +112,13 @@ def data_block() -> str:
     runs, predictions = choices(), {}
     for name, run in runs.items():
         for model in MODELS:
-            if prediction := stored.kept_of(run.script, ["--model", model, *run.options]):
+            if prediction := reference.kept_of(run.script, ["--model", model, *run.options]):
                 predictions.setdefault(name, {})[model] = prediction
     names = {name.split()[0] for name in predictions}
     data = {
         "models": MODELS,
         "context": predictions["00"]["gpt2"].context_length,
-        "others": stored.published_others(),  # measured, with their programs
+        "others": reference.published_others(),  # measured, with their programs
         "about": {
             patch.name: prose_of(patch)
             for patch in (*stack.load(), *stack.load_variants())
