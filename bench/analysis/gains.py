@@ -9,7 +9,7 @@ from statistics import median
 
 from bench.analysis.folders import every_row_in, has_gpu, machines, sessions_in
 from bench.analysis.rows import Row
-from bench.common import REFERENCE, short_name, trained_in
+from bench.common import short_name, trained_in
 
 
 @dataclass(frozen=True)
@@ -152,13 +152,13 @@ def sessions_like(machine: dict, device: str, results: Path) -> list[Session]:
     of its device, and of GPUs those that train in its type."""
     sessions = [
         session_of(folder, rows, machine)
-        for folder in (results, *sorted(path for path in REFERENCE.iterdir() if path.is_dir()))
+        for folder in (results, *machines())
         for measured, rows in sessions_in(folder, "ladder")
         if measured.machine["device"] == device and rows[0].tok_per_sec
     ]
-    return [
-        session for session in sessions if session.gains and (session.same_type or device == "cpu")
-    ]
+    if device != "cpu":
+        sessions = [session for session in sessions if session.same_type]
+    return [session for session in sessions if session.gains]
 
 
 def session_of(folder: Path, rows: list[Row], machine: dict) -> Session:

@@ -149,16 +149,23 @@ def comparison_point(tokens: int, per_step: int) -> int:
 
 def check_fields(event: dict, types: dict) -> None:
     """Raises RecordError for a field that is missing, or not of its type or range."""
-    for name, kind in types.items():
+    for name, type_ in types.items():
         if name not in event:
             raise RecordError(f"no {name}")
-        value = event[name]
-        is_right = isinstance(value, dict if isinstance(kind, dict) else kind)
-        least = 1 if name in AT_LEAST_1 else 0
-        if not is_right or isinstance(value, NUMBER) and not is_number(value, least):
-            raise RecordError(f"{name} is {value!r}")
-        if isinstance(kind, dict):
-            check_fields(value, kind)
+        if not is_right(name, event[name], type_):
+            raise RecordError(f"{name} is {event[name]!r}")
+        if isinstance(type_, dict):
+            check_fields(event[name], type_)
+
+
+def is_right(name: str, value, type_) -> bool:
+    """Returns whether a field is of its type and, if it is a number, in range. A dict stands for
+    an object with such fields, which aren't looked at here."""
+    if isinstance(type_, dict):
+        return isinstance(value, dict)
+    if isinstance(value, NUMBER):
+        return isinstance(value, type_) and is_number(value, 1 if name in AT_LEAST_1 else 0)
+    return isinstance(value, type_)
 
 
 def is_number(value, least: float) -> bool:
@@ -205,10 +212,13 @@ def read_events(path: Path) -> list[dict]:
 
 def make_record(name: str, events: list[dict]) -> Record:
     """Returns the record of events. Raises RecordError for those of more than one run."""
-    starts, logs, ends = ([event for event in events if event["event"] == kind] for kind in FIELDS)
+    starts, logs, ends, gradients = (
+        [event for event in events if event["event"] == kind] for kind in (*FIELDS, "gradients")
+    )
+    if not events:
+        raise RecordError("it left no record")
     if len(starts) != 1 or len(ends) > 1:
-        raise RecordError("not a whole record" if events else "it left no record")
+        raise RecordError("not a whole record")
     if starts[0]["schema"] != 3:
         raise RecordError(f"schema {starts[0]['schema']} is unknown")
-    gradients = [event for event in events if event["event"] == "gradients"]
     return Record(name, starts[0], logs, ends[0] if ends else {}, gradients)

@@ -2,6 +2,7 @@
 whose prediction is stored, whether it fits, what it reserves, and how fast it trains."""
 
 import json
+from typing import NamedTuple
 
 from bench.catalogue import FLOAT16, STAGES, Run
 from bench.predict import reference
@@ -32,29 +33,43 @@ def choices() -> dict[str, Run]:
     return runs | {str(run.script): run.replace(published=None)}
 
 
-def script_data(name: str, run: Run, predictions: dict[str, Prediction]) -> dict:
-    """Returns what the page has of a script: among else the kind under which one chooses it ("": it
-    only stands in for another), what to type to train with it, for --batch-size to follow, and what
+class Use(NamedTuple):
+    """How one comes to a script: under which kind it is chosen (none: it only stands in for
+    another), what to type to make it and to train with it, for --batch-size to follow, and what
     predicts it, for --gpu and --batch-size to follow."""
+
+    kind: str
+    make: list[str]
+    train: str
+    predict: str = ""
+
+
+def use_of(name: str, run: Run) -> Use:
+    """Returns how one comes to a script of choices()."""
     script, compose = str(run.script), "python patches/stack.py compose"
-    kind, before, train, ask = "", [f"{compose} {FLOAT16} --base 02 --out my.py"], "my.py", ""
     if name in STAGES:
-        kind, before, train = "The scripts", [], STAGES[name]
-    elif run.number is not None:
-        kind, before = "The ladder", [f"python patches/stack.py write {script}"]
-        train = f"{(stack.WRITTEN / stack.file_of(script)).as_posix()} --data data"
-        ask = f" --techniques {run.number}"
-    elif run.processes == 1:
-        kind, before = "Variants of 01", [f"{compose} {script} --out my.py"]
-        train, ask = " ".join(["my.py", *run.options]), f' --variants "{run.label}"'
+        return Use("The scripts", [], STAGES[name])
+    if run.number is not None:
+        file = (stack.WRITTEN / stack.file_of(script)).as_posix()
+        make = [f"python patches/stack.py write {script}"]
+        return Use("The ladder", make, f"{file} --data data", f" --techniques {run.number}")
+    if run.processes == 1:
+        make, train = [f"{compose} {script} --out my.py"], " ".join(["my.py", *run.options])
+        return Use("Variants of 01", make, train, f' --variants "{run.label}"')
+    return Use("", [f"{compose} {FLOAT16} --base 02 --out my.py"], "my.py")
+
+
+def script_data(name: str, run: Run, predictions: dict[str, Prediction]) -> dict:
+    """Returns what the page has of a script, with its memory by model and batch size."""
+    use = use_of(name, run)
     start = f"torchrun --nproc_per_node={run.processes}" if run.processes > 1 else "python"
     return dict(
         label=run.label,
         number=run.number,
         gpus=run.processes,
-        kind=kind,
-        commands=[*before, f"{start} {train}"],
-        predict=f"python measure.py predict{ask}",
+        kind=use.kind,
+        commands=[*use.make, f"{start} {use.train}"],
+        predict=f"python measure.py predict{use.predict}",
         published=run.published,
         needs={
             model: {
@@ -98,12 +113,13 @@ def speeds_on(card: Card, run: Run, prediction: Prediction) -> dict[int, list]:
     what the script needs, and the range says what, or where it is outside the model."""
     rows = {}
     for batch, need in prediction.needs.items():
-        if batch in BATCHES and need.minimum <= card.mib - OTHERS:
-            has_range = prediction.speeds(batch, card)
-            speed = has_range and prediction.tok_per_sec(batch, card) or 0
-            mfu = has_range and prediction.mfu(batch, card) or 0
-            text = prediction.speed_range(batch, card, run.processes)
-            rows[batch] = [round(run.processes * speed), text, round(100 * mfu)]
+        if batch not in BATCHES or need.minimum > card.mib - OTHERS:
+            continue
+        speed, mfu = 0.0, 0.0
+        if prediction.speeds(batch, card):
+            speed, mfu = prediction.tok_per_sec(batch, card), prediction.mfu(batch, card)
+        text = prediction.speed_range(batch, card, run.processes)
+        rows[batch] = [round(run.processes * speed), text, round(100 * mfu)]
     return rows
 
 
