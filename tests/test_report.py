@@ -26,14 +26,14 @@ from made_up import (
 
 import plot_results
 from bench import cli
-from bench.analysis.folders import newest_in
-from bench.analysis.rows import rows_of
+from bench.analysis.folders import newest_in, rows_in
+from bench.analysis.rows import printed, rows_of
 from bench.analysis.totals import totals_in
 from bench.common import REFERENCE
 from bench.measure.environment import ram_gb
 from bench.measure.journal import read_journal
 from bench.measure.machine import read_look
-from bench.report import page, readme
+from bench.report import page, readme, technique_pages, waterfall
 from bench.report.machine_section import headline
 from bench.report.notes import full_notes, provenance
 from bench.report.pictures import place_of
@@ -139,6 +139,32 @@ def test_techniques(shown):
     assert (broken["speedup"], broken["speedup, A100"]) == ("n/a", "2.50")
     assert (last["speedup"], last["over the baseline"]) == ("4.00", "4.12")
     assert last["significance"] == "faster" and "0.1875" in notes[1]
+
+
+def test_a_wide_interval_is_marked(shown):
+    """The factor is still the mean; a note says what the mark means."""
+    runs = [*rounds_of("a", 100.0, 100.0, 101.0), *rounds_of("b", 200.0, 110.0, 205.0)]
+    (_, b), notes = shown(plan_of("a", "b"), runs)
+    mean = (200 / 100 * 110 / 100 * 205 / 101) ** (1 / 3)
+    assert b["speedup"] == f"{mean:.2f}†" and "†: " in notes[1]
+    (_, b), notes = shown(plan_of("a", "b"), [run for run in runs if run["round"] != 2], id="2")
+    assert "†" not in b["speedup"] + notes[1]
+
+
+def test_one_figure_for_one_thing():
+    """A technique's gain on the H100 is the same in the ladder's table, on the technique's page and
+    in the picture; techniques 9 and 10, of which a run was slow, have one together."""
+    rows = printed(rows_in(REFERENCE / "nvidia-h100", "ladder"))
+    own = {row.run.number: waterfall.label_of(row).removesuffix("×") for row in rows[1:]}
+    assert 9 not in own and own[10] == "1.44"
+    page = (REFERENCE / "nvidia-h100" / "README.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- ladder@")[2].partition("<!-- end -->")[0]
+    cells = {int(line[0]): line for line in rows_of_text(table)}
+    assert {number: cells[number][3] for number in own} == own
+    gains = {technique.number: technique.on("H100") for technique in technique_pages.techniques()}
+    for number, text in (own | {9: own[10]}).items():
+        assert f"{gains[number].factor:.2f}" == text
+    assert (gains[9].together_with, gains[10].together_with) == ((10,), (9,))
 
 
 def test_what_was_measured(shown):

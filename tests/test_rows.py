@@ -7,7 +7,7 @@ import pytest
 from made_up import CPU, MACHINE, plan_of, rounds_of, write_journal
 from scipy.stats import ttest_rel
 
-from bench.analysis.rows import rows_of
+from bench.analysis.rows import printed, rows_of
 from bench.measure.journal import read_journal
 from bench.report.notes import rounds_note
 from bench.studies.time_to_loss import time_columns
@@ -244,6 +244,79 @@ def test_seed_noise(rows, losses, noise):
         ],
     )
     assert row.seed_noise == noise
+
+
+# ---- A slow run
+
+
+def ladder_of(*names: str):
+    """A ladder: every script has one technique more than the one before."""
+    plan = plan_of(*names)
+    plan.runs = [run.replace(number=number) for number, run in enumerate(plan.runs)]
+    return plan
+
+
+@pytest.fixture
+def ladder(tmp_path):
+    """The rows of a ladder in which every row is 1.5 times as fast as the one before, but for one
+    run of `slow`, which takes so many times its median time."""
+
+    def ladder(slow: str, times: float, machine=MACHINE, plan=None):
+        runs = [
+            run
+            for k, name in enumerate("abcdef")
+            for run in rounds_of(
+                name, *(100 * 1.5**k * (1 + n * (n + k) % 5 / 300) for n in range(4))
+            )
+        ]
+        late = next(run for run in runs if (run["name"], run["round"]) == (slow, 4))
+        late["speed"] /= times
+        path = write_journal(tmp_path, "ladder", plan or ladder_of(*"abcdef"), runs, machine)
+        return rows_of(*read_journal(path))
+
+    return ladder
+
+
+def test_a_row_with_a_slow_run_is_printed_with_the_next(ladder):
+    """Their gain is that of both techniques, and only that is tested."""
+    a, b, c, d, *_ = rows = ladder("c", 1.2)
+    assert printed(rows) == [row for row in rows if row is not c]
+    assert (c.joined_with, d.joined) == (d, [c])
+    assert (c.reference, c.factor, c.significance) == (None, None, None)
+    assert (d.reference, d.techniques) == (b, [2, 3])
+    assert (d.factor, d.significance) == (pytest.approx(1.5**2, rel=0.01), "faster")
+    assert d.rows.family().differences.keys() == set("bdef")
+    assert d.factor_baseline == pytest.approx(1.5**3, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("slow", "times", "machine"),
+    [
+        ("c", 1.05, MACHINE),  # as noise is
+        ("c", 1.5, CPU),  # where noise is wider
+        ("a", 1.5, MACHINE),  # the baseline gains nothing
+        ("f", 1.5, MACHINE),  # there is no next one
+    ],
+)
+def test_other_rows_are_printed_on_their_own(ladder, slow, times, machine):
+    rows = ladder(slow, times, machine)
+    assert printed(rows) == rows
+    assert [row.techniques for row in rows] == [[], [1], [2], [3], [4], [5]]
+
+
+def test_what_is_no_ladder_keeps_its_rows(ladder):
+    """Whatever its runs are compared to: they aren't steps of the series."""
+    rows = ladder("c", 1.5, plan=plan_of(*"abcdef"))
+    assert printed(rows) == rows and rows[3].reference is rows[2]
+
+
+def test_a_wide_interval(rows):
+    """Its upper end is more than 1.4 times its lower one."""
+    runs = [*rounds_of("a", 100.0, 100.0, 101.0), *rounds_of("b", 200.0, 110.0, 205.0)]
+    _, wide = rows(plan_of("a", "b"), runs)
+    assert wide.interval[1] > 1.4 * wide.interval[0] and wide.speedup().is_wide
+    _, narrow = rows(plan_of("a", "b"), noisy(100, 200))
+    assert narrow.interval[1] < 1.4 * narrow.interval[0] and not narrow.speedup().is_wide
 
 
 # ---- Time to a loss

@@ -23,7 +23,8 @@ class Gain:
     source: str = "measured"  # or "predicted", or "published"
     significance: str | None = None
     interval: tuple[float, float] | None = None
-    by_medians: bool = False  # of the speeds, since one run distorts the mean
+    is_wide: bool = False  # the interval: the factor is marked, and not ranked
+    together_with: tuple[int, ...] = ()  # the numbers of other techniques whose gain is in it
 
     @property
     def precision(self) -> float:
@@ -53,15 +54,8 @@ def gain_of(row: Row) -> Gain:
         memory=row.memory_factor,
         significance=comparison.significance,
         interval=comparison.interval,
+        is_wide=comparison.is_wide,
     )
-
-
-def without_distortion(row: Row) -> Gain:
-    """Returns what a row gained: where one run distorts the mean, by medians."""
-    gain = gain_of(row)
-    if not row.speedup().is_wide:
-        return gain
-    return replace(gain, factor=row.tok_per_sec / row.reference.tok_per_sec, by_medians=True)
 
 
 def is_comparable(row: Row) -> bool:
@@ -80,12 +74,15 @@ def technique_gains() -> dict[str, list[Gain]]:
         for folder in machines()
         for row in every_row_in(folder, "ladder")
         if is_comparable(row)
-        and len(row.techniques) < 2
+        and (len(row.techniques) < 2 or row.joined)
         and trained_in(row.measured.machine) == "bfloat16"
     ]
     gains: dict[str, list[Gain]] = {}
     for row in sorted(rows, key=has_gpu, reverse=True):
-        gains.setdefault(str(row.run.script), []).append(without_distortion(row))
+        for part in (*row.joined, row):  # which have one gain together
+            others = tuple(other for other in row.techniques if other != part.run.number)
+            gain = replace(gain_of(row), together_with=others)
+            gains.setdefault(str(part.run.script), []).append(gain)
     return gains
 
 

@@ -14,6 +14,7 @@ from bench.measure.plan import Plan
 from bench.measure.records import Outcome, Record
 
 WIDE = 1.4  # the upper end of an interval over the lower: then one run distorts the mean
+UNSTEADY = 1.1  # times its median time that a row's slowest run took, on a GPU
 
 
 def median_known(values: Iterable[float | None]) -> float | None:
@@ -71,6 +72,11 @@ class Figures:
     def speeds(self) -> list[float]:
         """The tok/sec of each run, of all its processes together."""
         return [training.tok_per_sec for _, training in self.runs]
+
+    @property
+    def slowdown(self) -> float | None:
+        """How many times its median time the slowest run took."""
+        return self.tok_per_sec / min(self.speeds) if self.speeds else None
 
     @cached_property
     def memories(self) -> Values:
@@ -184,14 +190,12 @@ class Row(Figures):
     """
 
     def __init__(self, run: Run, measured: Measured, rows: "Rows"):
-        """Takes the rows before it."""
+        """Takes the table, with the rows before it; the others follow."""
         super().__init__(
             (result for result in measured.results if result.name == run.name), measured.plan
         )
         self.run, self.measured, self.rows = run, measured, rows
         self.baseline: Row | None = next(iter(rows.values()), None)
-        before = rows.get(run.compared_to)
-        self.reference: Row | None = before if not before or before.speeds else before.reference
 
     @property
     def label(self) -> str:
@@ -228,6 +232,41 @@ class Row(Figures):
         return ratio(flops, peak.get(precision))
 
     # ---- Compared
+
+    @cached_property
+    def reference(self) -> "Row | None":
+        """The row that it is compared to: the nearest with figures that is printed on its own."""
+        if self.joined_with:
+            return None
+        row = self.rows.get(self.run.compared_to)
+        while row and (not row.speeds or row.joined_with):
+            row = row.rows.get(row.run.compared_to)
+        return row
+
+    @cached_property
+    def joined_with(self) -> "Row | None":
+        """The next technique's row, with which it is printed as one: where a run on a GPU was much
+        slower than the others, the gains of the two can't be told apart. A CPU's noise is wider:
+        there every row is printed."""
+        on_gpu = self.measured.machine.get("gpus")
+        if not on_gpu or not self.speeds or self.slowdown < UNSTEADY or not self.run.compared_to:
+            return None
+        return next((row for row in self.rows.values() if row.is_step_after(self)), None)
+
+    def is_step_after(self, row: "Row") -> bool:
+        """Returns whether it has figures, and its script is that of `row` with the techniques that
+        follow in the series."""
+        return (
+            bool(self.speeds)
+            and self.run.compared_to == row.run.name
+            and is_step(self.run)
+            and is_step(row.run)
+        )
+
+    @property
+    def joined(self) -> "list[Row]":
+        """The rows that are printed as one with it, whose gains are part of its own."""
+        return [row for row in self.rows.values() if row.joined_with is self]
 
     @property
     def techniques(self) -> list[int]:
@@ -278,6 +317,16 @@ class Row(Figures):
     @property
     def published_factor_baseline(self) -> float | None:
         return published_ratio(self, self.baseline)
+
+
+def is_step(run: Run) -> bool:
+    """Returns whether a run is a script of the series, in one process."""
+    return run.number is not None and run.stage is None and not run.torchrun
+
+
+def printed(rows: Iterable[Row]) -> list[Row]:
+    """Returns the rows of a table that are printed on their own."""
+    return [row for row in rows if not row.joined_with]
 
 
 def published_ratio(row: Row, other: Row | None) -> float | None:

@@ -4,13 +4,15 @@ mean says docs/methodology.md."""
 import shlex
 from collections.abc import Iterable
 
-from bench.analysis.rows import Row
+from bench.analysis.rows import WIDE, Row, printed
 from bench.measure.journal import Measured
 from bench.measure.plan import Plan
 from bench.measure.records import Record
 from gpt_speed.common import counted, listed
 
 SINGLE_RUNS = "single runs, no significance"
+WIDE_MARK = "†"
+WIDE_LEGEND = f"{WIDE_MARK}: the 95% interval's upper end is over {WIDE} times its lower one."
 
 
 def provenance(measured: Iterable[Measured]) -> str:
@@ -34,7 +36,7 @@ def moment_of(measured: Measured) -> str:
 
 def one_reference(rows: list[Row]) -> bool:
     """Returns whether every row is compared to the first one."""
-    return all(row.factor == row.factor_baseline for row in rows)
+    return all(row.factor == row.factor_baseline for row in printed(rows))
 
 
 def rounds_note(measured: Measured, rows: list[Row]) -> str:
@@ -99,10 +101,23 @@ def speedup_note(rows: list[Row]) -> str:
     elif one_reference(rows):
         over = "over the first row"
     note = f"Speedups are {over}; docs/methodology.md says what else the columns mean."
+    note += joined_note(rows)
+    if any(row.speedup().is_wide for row in rows):
+        note += f" {WIDE_LEGEND}"
     labels = [f"`{row.label}`" for row in rows if is_uncompiled(row)]
     if labels:
         note += f" Not compiled, for lack of a compiler or by choice: {', '.join(labels)}."
     return note
+
+
+def joined_note(rows: list[Row]) -> str:
+    """Returns why techniques share a row; "" where none does."""
+    return "".join(
+        f" A run of `{row.label}` took {row.slowdown:.2f} times its median time, so its gain stands"
+        f" together with that of `{row.joined_with.label}`."
+        for row in rows
+        if row.joined_with
+    )
 
 
 def is_uncompiled(row: Row) -> bool:

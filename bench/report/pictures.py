@@ -10,13 +10,15 @@ from textwrap import fill
 from bench.analysis.folders import newest_in
 from bench.analysis.rows import Row
 from bench.common import short_name
-from bench.report.tables import picture_name
+from bench.report.notes import WIDE_MARK
+from bench.report.tables import factor_text, picture_name
 
 # Hues that colour-blind readers tell apart (Okabe and Ito's), of luminances that differ in grey.
 COLOURS = {"00": "#F2B84B", "01": "#00548C", "02": "#1FA77E"}
 OWN, ERROR, UNSURE = COLOURS["01"], "#E8803A", "#BCC6CF"  # better, worse, not significant
 MEMORY = "#8D9BA6"
 INCHES = 10  # of a picture's width, which READMEs show at about 880 pixels
+WIDE_NOTE = f"; {WIDE_MARK}: wide interval, not ranked"
 LETTERS = 96  # of a title that fit into it
 
 
@@ -159,10 +161,10 @@ def draw_bars(
 
 
 def draw_alternatives(measured, base: Row, rows: list[Row]):
-    """Draws speed and memory of each row as factors over `base`, the fastest first; of the speed
-    with 95 % intervals."""
+    """Draws speed and memory of each row as factors over `base`, the fastest first, and those too
+    uncertain to rank last; of the speed with 95 % intervals."""
     rows = [row for row in rows if row.factor and row.memory_factor]
-    rows.sort(key=lambda row: -row.factor)
+    rows.sort(key=lambda row: (row.speedup().is_wide, -row.factor))
     if not rows:
         return None
     figure, [(subfigure, speed, memory)] = rows_of_panels(
@@ -170,35 +172,34 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
         [1.8 + 0.36 * len(rows)],
         [1, 1],
     )
-    labels = [fill(row.label, 36, break_on_hyphens=False) for row in rows]
-    draw_factors(
-        speed,
-        "× speed",
-        labels,
-        [row.factor for row in rows],
-        list(map(colour_of, rows)),
-        [row.interval or () for row in rows],
-    )
-    draw_factors(
-        memory,
-        "× memory, not tested",
-        [""] * len(rows),
-        [row.memory_factor for row in rows],
-        MEMORY,
-    )
+    draw_speed_factors(speed, rows)
+    draw_memory_factors(memory, rows)
     colour_legend(subfigure)
     return figure
 
 
-def draw_factors(
-    axes,
-    heading: str,
-    names: list[str],
-    factors: list[float],
-    colours: Sequence[str],
-    intervals: Sequence[Sequence[float]] = (),
-) -> None:
-    """Draws a named bar for each factor, and a line where nothing is gained."""
-    draw_bars(axes, names, factors, [f"{factor:.2f}" for factor in factors], colours, intervals)
+def draw_speed_factors(axes, rows: list[Row]) -> None:
+    """Draws times the speed of each row's reference, with its interval. The uncertain ones, if
+    there are any, come last."""
+    draw_bars(
+        axes,
+        [fill(row.label, 36, break_on_hyphens=False) for row in rows],
+        [row.factor for row in rows],
+        list(map(factor_text, rows)),
+        list(map(colour_of, rows)),
+        [row.interval or () for row in rows],
+    )
+    mark_no_change(axes)
+    axes.set_xlabel(f"× speed{WIDE_NOTE}" if rows[-1].speedup().is_wide else "× speed")
+
+
+def draw_memory_factors(axes, rows: list[Row]) -> None:
+    """Draws times the memory of each row's reference."""
+    factors = [row.memory_factor for row in rows]
+    draw_bars(axes, [""] * len(rows), factors, [f"{factor:.2f}" for factor in factors], MEMORY)
+    mark_no_change(axes)
+    axes.set_xlabel("× memory, not tested")
+
+
+def mark_no_change(axes) -> None:
     axes.axvline(1, color="0.7", linewidth=1, zorder=0)
-    axes.set_xlabel(heading)

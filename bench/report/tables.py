@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from bench.analysis.rows import Row, rows_of
-from bench.report.notes import one_reference, rounds_note
+from bench.analysis.rows import Row, printed, rows_of
+from bench.report.notes import WIDE_LEGEND, WIDE_MARK, one_reference, rounds_note
 from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col
 
 
@@ -27,6 +27,16 @@ def spread(values: Sequence[float] | None, form: str = ",.0f") -> str:
 
 def bold(text: str, significance: str | None) -> str:
     return f"**{text}**" if text and significance in ("faster", "slower") else text
+
+
+def marked(text: str, is_wide: bool) -> str:
+    """Returns a factor, with a mark where its interval is so wide that it isn't ranked."""
+    return f"{text}{WIDE_MARK}" if text and is_wide else text
+
+
+def factor_text(row: Row) -> str:
+    """Returns times the speed of the row's reference, marked where that is uncertain."""
+    return marked(fmt(row.factor, ".2f"), row.speedup().is_wide)
 
 
 RUN = text_col("run", "label")
@@ -54,8 +64,14 @@ def excerpts_of(study, measured) -> dict[str, str]:
     rows = rows_of(measured)
     added = f"\n{rounds_note(measured, rows)}.\n" if measured.planned else ""
     return {
-        name: markdown(*tables) + added for name, tables in study.excerpts(measured, rows).items()
+        name: with_legend(markdown(*tables)) + added
+        for name, tables in study.excerpts(measured, rows).items()
     }
+
+
+def with_legend(tables: str) -> str:
+    """Returns tables with what the mark in them says."""
+    return f"{tables}\n{WIDE_LEGEND}\n" if WIDE_MARK in tables else tables
 
 
 def full_table(rows: list[Row]) -> Table:
@@ -67,7 +83,7 @@ def full_table(rows: list[Row]) -> Table:
             Column("technique", lambda row: credited(row, row.technique), True),
             SPEED,
             RANGE,
-            num_col("speedup", "factor", ".2f"),
+            Column("speedup", factor_text),
             INTERVAL,
             num_col("speedup, A100", "published_factor", ".2f"),
             *([] if one_reference(rows) else [over_baseline]),
@@ -85,7 +101,7 @@ def full_table(rows: list[Row]) -> Table:
                 True,
             ),
         ],
-        rows,
+        printed(rows),
         missing="n/a",
     )
 
@@ -98,9 +114,7 @@ def short_table(rows: list[Row]) -> Table:
         [
             Column("run", lambda row: f"`{row.label}`", True),
             SPEED,
-            Column(
-                "× speed", lambda row: row.error or bold(fmt(row.factor, ".2f"), row.significance)
-            ),
+            Column("× speed", lambda row: row.error or bold(factor_text(row), row.significance)),
             INTERVAL,
             GB,
             num_col("× memory", "memory_factor", ".2f"),

@@ -1,6 +1,7 @@
 """What stands in the pages about each machine and each technique: tables and cards."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from bench.catalogue import Run, published
 from bench.predict.reference import predicted_gains
 from bench.report.notes import SINGLE_RUNS
 from bench.report.pictures import place_of
-from bench.report.tables import bold, spread
+from bench.report.tables import bold, marked, spread
+from gpt_speed.common import listed
 from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col
 from patches import stack
 from patches.stack import Patch
@@ -147,13 +149,19 @@ def speed_text(gain: Gain | None) -> str:
     "" without a gain."""
     if not gain:
         return ""
-    mark = "†" if gain.by_medians else ""
-    return in_italics(gain, bold(f"{gain.factor:.2f}", gain.significance) + mark)
+    text = bold(marked(f"{gain.factor:.2f}", gain.is_wide), gain.significance)
+    return in_italics(gain, text)
 
 
 def memory_text(gain: Gain | None) -> str:
     """Writes times the memory, as speed_text; "" also where it isn't known."""
     return in_italics(gain, fmt(gain.memory, ".2f")) if gain else ""
+
+
+def together(gain: Gain | None) -> str:
+    """Returns which other techniques a gain is of, too; "" where it is of one."""
+    numbers = gain.together_with if gain else ()
+    return f" with {listed(map(str, numbers))}" if numbers else ""
 
 
 def in_italics(gain: Gain, text: str) -> str:
@@ -170,10 +178,10 @@ def index() -> str:
         Table(
             [
                 text_col("technique", "link"),
-                speed_col(SHOWN_GPU),
-                Column(f"{SHOWN_GPU}: × memory", lambda one: memory_text(one.on(SHOWN_GPU))),
+                gain_col(f"{SHOWN_GPU}: × speed", SHOWN_GPU, speed_text),
+                gain_col(f"{SHOWN_GPU}: × memory", SHOWN_GPU, memory_text),
                 num_col("A100: × speed", "published_factor", ".2f"),
-                speed_col(SHOWN_CPU),
+                gain_col(f"{SHOWN_CPU}: × speed", SHOWN_CPU, speed_text),
                 text_col("loss", "loss"),
                 text_col("limits", "patch.fields.Limits"),
             ],
@@ -183,14 +191,20 @@ def index() -> str:
 
 
 def gain_on_the_gpu(technique: Technique) -> float:
-    """Returns times the speed on the GPU that the table shows; 0 where that isn't known."""
+    """Returns times the speed on the GPU that the table shows; 0 where that isn't known, or too
+    uncertain to rank."""
     gain = technique.on(SHOWN_GPU)
-    return gain.factor if gain else 0.0
+    return gain.factor if gain and not gain.is_wide else 0.0
 
 
-def speed_col(machine: str) -> Column:
-    """Returns a column of what techniques gained on a machine."""
-    return Column(f"{machine}: × speed", lambda technique: speed_text(technique.on(machine)))
+def gain_col(heading: str, machine: str, text: Callable[[Gain | None], str]) -> Column:
+    """Returns a column of what techniques gained on a machine, or with others."""
+
+    def cell(technique: Technique) -> str:
+        gain = technique.on(machine)
+        return text(gain) + together(gain)
+
+    return Column(heading, cell)
 
 
 # ---- Cards -------------------------------------------------------------------------------------
@@ -204,7 +218,8 @@ def technique_cards() -> str:
 def technique_card(technique: Technique) -> str:
     patch, fields = technique.patch, technique.patch.fields
     gains = "; ".join(
-        f"{gain.machine} {speed_text(gain)}×, {memory_text(gain)}×" for gain in technique.gains
+        f"{gain.machine} {speed_text(gain)}×, {memory_text(gain)}×{together(gain)}"
+        for gain in technique.gains
     )
     diff = stack.read(stack.ROOT / patch.file)[len(patch.header) :].decode()
     return f"""## {technique.title}

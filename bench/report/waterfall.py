@@ -1,48 +1,46 @@
 """Pictures of a ladder: how many times as fast as the baseline each script is, and what its
-technique gains. Bars and labels of a picture are of one statistic."""
+technique gains, by the mean factors of its table."""
 
 from collections.abc import Callable
 
 from bench.analysis.folders import rows_in
-from bench.analysis.rows import Row
+from bench.analysis.rows import Row, printed
 from bench.common import REFERENCE
 from bench.report.pictures import MEMORY, OWN, colour_legend, colour_of, lay_rows, rows_of_panels
+from bench.report.tables import factor_text
 from gpt_speed.tables import fmt
 
 BEFORE = "#DCE5EC"  # what is gained already
 LETTERS = 40  # of an error that fit next to a bar
 
 
-def by_means(row: Row, other: Row) -> float | None:
-    return 1.0 if row is other else row.speedup(over=other).factor
+def total_of(row: Row, baseline: Row) -> float | None:
+    """Returns how many times as fast as the baseline a row is."""
+    return 1.0 if row is baseline else row.speedup(over=baseline).factor
 
 
-def by_medians(row: Row, other: Row) -> float:
-    return row.tok_per_sec / other.tok_per_sec
-
-
-def draw(rows: list[Row], title: str, speedup: Callable, colour: Callable[[Row], str]):
-    """Returns a figure, its subfigure and its panel of speedups: for each row with a `speedup` a
-    bar from the baseline, the first row, on, its gain in colour; at the right its memory."""
+def draw(rows: list[Row], title: str, colour: Callable[[Row], str]):
+    """Returns a figure, its subfigure and its panel of speedups: for each row with a speedup a bar
+    from the baseline, the first row, on, its gain in colour; at the right its memory."""
     figure, [(subfigure, axes, memory)] = rows_of_panels(
         [title], [1.5 + 0.37 * max(4, len(rows))], [9, 2]
     )
-    draw_speedups(axes, rows, speedup, colour)
+    draw_speedups(axes, rows, colour)
     draw_memory(memory, rows)
     return figure, subfigure, axes
 
 
-def draw_speedups(axes, rows: list[Row], speedup: Callable, colour: Callable[[Row], str]) -> None:
+def draw_speedups(axes, rows: list[Row], colour: Callable[[Row], str]) -> None:
     """Draws what each row gained, from where the one before it had come to."""
     lay_rows(axes, len(rows))
-    totals = {row.run.name: speedup(row, rows[0]) for row in rows if row.speeds}
+    totals = {row.run.name: total_of(row, rows[0]) for row in rows if row.speeds}
     low = min(total for total in totals.values() if total)
     for place, row in enumerate(rows):
         start, end = ends_of(row, totals) or (low, low)
         axes.barh(place, start - low, 0.56, low, color=BEFORE)
         axes.barh(place, end - start, 0.56, start, color=colour(row))
         axes.annotate(
-            label_of(row, speedup),
+            label_of(row),
             (end, place),
             (8, 0),
             va="center",
@@ -76,12 +74,12 @@ def name_of(row: Row) -> str:
     return f"{name} {row.run.number:\u2007>2}"  # the filling is as wide as a figure
 
 
-def label_of(row: Row, speedup: Callable) -> str:
+def label_of(row: Row) -> str:
     """Returns what stands at a row's bar: its gain, its speed where it has none, or its error."""
     if row.error:
         return row.error[:LETTERS]
     if row.factor:
-        return f"{speedup(row, row.reference):.2f}×"
+        return f"{factor_text(row)}×"
     return f"{fmt(row.tok_per_sec, ',.0f')} tok/sec"
 
 
@@ -98,19 +96,19 @@ def draw_memory(axes, rows: list[Row]) -> None:
 
 
 def machine_picture(title: str, rows: list[Row]):
-    """Draws a machine's ladder by the mean factors of its table."""
-    figure, subfigure, _ = draw(rows, title, by_means, colour_of)
+    """Draws a machine's ladder."""
+    figure, subfigure, _ = draw(printed(rows), title, colour_of)
     colour_legend(subfigure)
     return figure
 
 
 def readme_picture():
-    """Draws the H100's ladder by medians, and the published A100's as circles."""
-    rows = [row for row in rows_in(REFERENCE / "nvidia-h100", "ladder") if row.trainings]
+    """Draws the H100's ladder, and the published A100's as circles."""
+    rows = printed(row for row in rows_in(REFERENCE / "nvidia-h100", "ladder") if row.trainings)
     first, last = rows[0], rows[-1]
-    figure, subfigure, axes = draw(rows, "", by_medians, lambda _: OWN)
+    figure, subfigure, axes = draw(rows, "", lambda _: OWN)
     subfigure.suptitle(
-        f"One H100: {by_medians(last, first):.0f} times the training throughput of GPT-2 124M\n"
+        f"One H100: {last.factor_baseline:.0f} times the training throughput of GPT-2 124M\n"
         f"{first.tok_per_sec:,.0f} → {last.tok_per_sec:,.0f} tokens per second,"
         f" {first.reserved_gb:.1f} → {last.reserved_gb:.1f} GB",
         x=0.01,
