@@ -13,7 +13,7 @@ WARM_UP = 2  # steps that a median leaves out
 LEAST_STEPS = 3  # that have quartiles
 
 
-class Point(NamedTuple):
+class LossPoint(NamedTuple):
     """A log line: the validation loss after so many tokens and seconds of training."""
 
     tokens: int
@@ -75,12 +75,12 @@ class Training:
     # ---- Loss over time
 
     @cached_property
-    def points(self) -> list[Point]:
+    def points(self) -> list[LossPoint]:
         """The log lines with a validation loss, as if the first step had taken as long as a median
         one: first_step_excess is the rest of it."""
         totals = accumulate(sum(log["seconds"]) for log in self.record.logs)
         return [
-            Point(log["tokens"], total - self.first_step_excess, log["val_loss"])
+            LossPoint(log["tokens"], total - self.first_step_excess, log["val_loss"])
             for log, total in zip(self.record.logs, totals, strict=True)
             if log["val_loss"] is not None
         ]
@@ -110,7 +110,7 @@ class Training:
         return float(numpy.interp(seconds, times, losses))
 
 
-def crossing(before: Point, after: Point, target: float) -> tuple[float, float]:
+def crossing(before: LossPoint, after: LossPoint, target: float) -> tuple[float, float]:
     """Returns (tokens, seconds) at which the line between two points crosses a loss."""
     share = (before.val_loss - target) / (before.val_loss - after.val_loss)
     return (

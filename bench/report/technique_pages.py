@@ -97,7 +97,6 @@ class Technique:
     patch: Patch
     number: int
     gains: list[Gain]  # those on GPUs first, the published one last
-    published_factor: float | None
 
     @property
     def title(self) -> str:
@@ -115,6 +114,11 @@ class Technique:
     def loss(self) -> str:
         return self.patch.fields["Loss"].split()[0]
 
+    @property
+    def published_factor(self) -> float | None:
+        gain = best(self.gains, prefer=["published"])
+        return gain.factor if gain else None
+
     def on(self, machine: str) -> Gain | None:
         """Returns what it gained on a machine; None where it wasn't measured."""
         return next((gain for gain in self.gains if gain.machine == machine), None)
@@ -124,12 +128,11 @@ def techniques() -> list[Technique]:
     """Returns every technique, in the order of the series; DDP comes last."""
     gains, result, before = technique_gains(), [], published()["00"]
     for number, patch in enumerate(stack.load(), 1):
-        own, factor, now = gains.get(patch.name, []), None, patch.published
-        if now:
-            factor = now.tok_per_sec / before.tok_per_sec
-            own = [*own, published_gain(now, before)]
-            before = now
-        result.append(Technique(patch, number, own, factor))
+        own = gains.get(patch.name, [])
+        if patch.published:
+            own = [*own, published_gain(patch.published, before)]
+            before = patch.published
+        result.append(Technique(patch, number, own))
     return result
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from bench.analysis.folders import rows_in
 from bench.analysis.rows import Row, printed
 from bench.common import REFERENCE
+from bench.report.notes import WIDE_MARK
 from bench.report.pictures import MEMORY, OWN, colour_legend, colour_of, lay_rows, rows_of_panels
-from bench.report.tables import factor_text
+from bench.report.tables import marked
 from gpt_speed.tables import fmt
 
 BEFORE = "#DCE5EC"  # what is gained already
@@ -52,7 +53,10 @@ def draw_speedups(axes, rows: list[Row], colour: Callable[[Row], str]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xlim(left=low)
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}×")
-    axes.set_xlabel("throughput relative to the baseline (log scale); labels: gain of each step")
+    heading = "throughput relative to the baseline (log scale); labels: gain of each step"
+    if any(row.speedup().is_wide for row in rows):
+        heading += f"\n{WIDE_MARK}: wide interval"
+    axes.set_xlabel(heading)
 
 
 def ends_of(row: Row, totals: dict[str, float | None]) -> tuple[float, float] | None:
@@ -79,7 +83,7 @@ def label_of(row: Row) -> str:
     if row.error:
         return row.error[:LETTERS]
     if row.factor:
-        return f"{factor_text(row)}×"
+        return marked(f"{row.factor:.2f}×", row.speedup().is_wide)
     return f"{fmt(row.tok_per_sec, ',.0f')} tok/sec"
 
 
