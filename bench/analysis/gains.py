@@ -11,6 +11,8 @@ from bench.analysis.folders import every_row_in, has_gpu, machines, sessions_in
 from bench.analysis.rows import Row
 from bench.common import short_name, trained_in
 
+TYPE = "bfloat16"  # in which a machine trains whose gains the techniques' page shows
+
 
 @dataclass(frozen=True)
 class Gain:
@@ -73,9 +75,7 @@ def technique_gains() -> dict[str, list[Gain]]:
         row
         for folder in machines()
         for row in every_row_in(folder, "ladder")
-        if is_comparable(row)
-        and (len(row.techniques) < 2 or row.joined)
-        and trained_in(row.measured.machine) == "bfloat16"
+        if is_comparable(row) and is_of_one_step(row) and trained_in(row.measured.machine) == TYPE
     ]
     gains: dict[str, list[Gain]] = {}
     for row in sorted(rows, key=has_gpu, reverse=True):
@@ -84,6 +84,11 @@ def technique_gains() -> dict[str, list[Gain]]:
             gain = replace(gain_of(row), together_with=others)
             gains.setdefault(str(part.run.script), []).append(gain)
     return gains
+
+
+def is_of_one_step(row: Row) -> bool:
+    """Returns whether a gain is that of one technique, or of those that are printed as one."""
+    return len(row.techniques) < 2 or bool(row.joined)
 
 
 def variant_rows() -> list[Row]:

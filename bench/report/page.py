@@ -16,6 +16,8 @@ from bench.report.pictures import draw_all
 from bench.report.tables import picture_name, text_of
 
 OPEN = "<details><summary>The ladder"  # the section that is open at first
+PICTURE = r'(?<=src=")[\w.-]+\.png'
+SECTION = r"(?s)<h2>(.*?)</h2>(.*?)(?=<h2>|\Z)"
 FRAME = Path(__file__).with_name("report.html")  # the style, and what sorts tables
 
 
@@ -68,32 +70,34 @@ def write_html(page: Path) -> Path | None:
     without the package markdown."""
     path = page.with_suffix(".html")
     try:
-        import markdown
+        body = html_of(page.read_text(encoding="utf-8"))
     except ImportError:
         path.unlink(missing_ok=True)  # of an older page
         return None
+    title = re.sub("<.*?>", "", body.partition("\n")[0])
+    body = re.sub(PICTURE, lambda name: embedded(page.with_name(name[0])), body)
+    body = re.sub(SECTION, r"<details><summary>\1</summary>\2</details>\n", body)
+    body = body.replace(OPEN, OPEN.replace("details", "details open"))
+    frame = Template(FRAME.read_text(encoding="utf-8"))
+    write_whole(path, frame.substitute(title=title, body=body))
+    return path
 
-    def embedded(name: re.Match) -> str:
-        file = page.with_name(name[0])
-        if not file.is_file():
-            return name[0]
-        return "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode()
+
+def html_of(text: str) -> str:
+    """Returns Markdown as HTML, with no link but to the web and to a file next to it, and every
+    table in an element that scrolls. Raises ImportError without the package markdown."""
+    import markdown
 
     converter = markdown.Markdown(extensions=["tables", "fenced_code", "sane_lists"])
     converter.preprocessors.deregister("html_block")  # a machine's name is no HTML
     converter.inlinePatterns.deregister("html")
-    text = converter.convert(page.read_text(encoding="utf-8"))
-    text = re.sub(r'(href|src)="(?!https?:|[\w.-]+")[^"]*"', "", text)  # such as javascript:
-    text = re.sub(r"(?s)<table>.*?</table>", r'<div class="table">\g<0></div>', text)
-    text = re.sub(r'(?<=src=")[\w.-]+\.png', embedded, text)
-    text = re.sub(
-        r"(?s)<h2>(.*?)</h2>(.*?)(?=<h2>|\Z)", r"<details><summary>\1</summary>\2</details>\n", text
-    )
-    write_whole(
-        path,
-        Template(FRAME.read_text(encoding="utf-8")).substitute(
-            title=re.sub("<.*?>", "", text.partition("\n")[0]),
-            body=text.replace(OPEN, OPEN.replace("details", "details open")),
-        ),
-    )
-    return path
+    html = converter.convert(text)
+    html = re.sub(r'(href|src)="(?!https?:|[\w.-]+")[^"]*"', "", html)  # such as javascript:
+    return re.sub(r"(?s)<table>.*?</table>", r'<div class="table">\g<0></div>', html)
+
+
+def embedded(picture: Path) -> str:
+    """Returns a picture as an address that holds it; its name where it isn't there."""
+    if not picture.is_file():
+        return picture.name
+    return "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()

@@ -40,23 +40,28 @@ def draw_speedups(axes, rows: list[Row], colour: Callable[[Row], str]) -> None:
         start, end = ends_of(row, totals) or (low, low)
         axes.barh(place, start - low, 0.56, low, color=BEFORE)
         axes.barh(place, end - start, 0.56, start, color=colour(row))
-        axes.annotate(
-            label_of(row),
-            (end, place),
-            (8, 0),
-            va="center",
-            textcoords="offset points",
-            color=OWN if row.factor else "black",
-            fontweight="bold" if row.factor else "normal",
-        )
+        annotate(axes, place, end, row)
     axes.set_yticks(range(len(rows)), list(map(name_of, rows)))
     axes.set_xscale("log", base=2)
     axes.set_xlim(left=low)
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}×")
+    axes.set_xlabel(heading_of(rows))
+
+
+def annotate(axes, place: int, end: float, row: Row) -> None:
+    """Writes at the end of a bar what it says: a gain in bold, all else in plain black."""
+    style = dict(color=OWN, fontweight="bold") if row.factor else dict(color="black")
+    axes.annotate(
+        label_of(row), (end, place), (8, 0), va="center", textcoords="offset points", **style
+    )
+
+
+def heading_of(rows: list[Row]) -> str:
+    """Returns what the panel of speedups shows."""
     heading = "throughput relative to the baseline (log scale); labels: gain of each step"
     if any(row.speedup().is_wide for row in rows):
         heading += f"\n{WIDE_MARK}: wide interval"
-    axes.set_xlabel(heading)
+    return heading
 
 
 def ends_of(row: Row, totals: dict[str, float | None]) -> tuple[float, float] | None:
