@@ -26,15 +26,18 @@ from made_up import (
 
 import plot_results
 from bench import cli
-from bench.analysis.rows import rows_of
+from bench.analysis.folders import newest_in, rows_in
+from bench.analysis.rows import printed, rows_of
+from bench.analysis.totals import totals_in
 from bench.common import REFERENCE
 from bench.measure.environment import ram_gb
 from bench.measure.journal import read_journal
-from bench.report import machine_section, page, readme
-from bench.report.machine_section import all_factors, headline
+from bench.measure.machine import read_look
+from bench.report import page, readme, technique_pages, waterfall
+from bench.report.machine_section import headline
 from bench.report.notes import full_notes, provenance
 from bench.report.pictures import place_of
-from bench.report.tables import found_in, full_table
+from bench.report.tables import full_table
 from bench.studies import all_studies
 from gpt_speed import children
 from gpt_speed.common import UserError
@@ -138,6 +141,32 @@ def test_techniques(shown):
     assert last["significance"] == "faster" and "0.1875" in notes[1]
 
 
+def test_a_wide_interval_is_marked(shown):
+    """The factor is still the mean; a note says what the mark means."""
+    runs = [*rounds_of("a", 100.0, 100.0, 101.0), *rounds_of("b", 200.0, 110.0, 205.0)]
+    (_, b), notes = shown(plan_of("a", "b"), runs)
+    mean = (200 / 100 * 110 / 100 * 205 / 101) ** (1 / 3)
+    assert b["speedup"] == f"{mean:.2f}†" and "†: " in notes[1]
+    (_, b), notes = shown(plan_of("a", "b"), [run for run in runs if run["round"] != 2], id="2")
+    assert "†" not in b["speedup"] + notes[1]
+
+
+def test_one_figure_for_one_thing():
+    """A technique's gain on the H100 is the same in the ladder's table, on the technique's page and
+    in the picture; techniques 9 and 10, of which a run was slow, have one together."""
+    rows = printed(rows_in(REFERENCE / "nvidia-h100", "ladder"))
+    own = {row.run.number: waterfall.label_of(row).removesuffix("×") for row in rows[1:]}
+    assert 9 not in own and own[10] == "1.44"
+    page = (REFERENCE / "nvidia-h100" / "README.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- ladder@")[2].partition("<!-- end -->")[0]
+    cells = {int(line[0]): line for line in rows_of_text(table)}
+    assert {number: cells[number][3] for number in own} == own
+    gains = {technique.number: technique.on("H100") for technique in technique_pages.techniques()}
+    for number, text in (own | {9: own[10]}).items():
+        assert f"{gains[number].factor:.2f}" == text
+    assert (gains[9].together_with, gains[10].together_with) == ((10,), (9,))
+
+
 def test_what_was_measured(shown):
     runs = [*rounds_of("a", 100.0, 90.0, config=dict(compile=False)), *rounds_of("b", 1.0, 1.0)]
     _, notes = shown(plan_of("a", "b", tokens=None, epochs=5), runs, options=["--name", "a b"])
@@ -222,7 +251,7 @@ def figures(folder: Path) -> list:
     return [
         (row.label, row.rounds, row.tok_per_sec, row.val_loss, row.error)
         for study in all_studies()
-        for _, rows in found_in(folder, study)
+        for _, rows in newest_in(folder, study)
         for row in rows
     ]
 
@@ -363,7 +392,7 @@ def test_another_text_than_the_book(reports, no_pictures, corpus, text):
     reports.children.does |= {"01-causal-mask": dict(start=start)}
     (reports.data / "meta.json").write_text(json.dumps(start["data"]))
     assert reports.make(pieces="stages,ladder") == 0
-    ((measured, _),) = found_in(reports.results, "ladder")
+    ((measured, _),) = newest_in(reports.results, "ladder")
     assert place_of(measured).partition("\ntext: ")[2] == text
     assert reports.text.count(f", text: {text}.") == (2 if text else 0)
 
@@ -374,7 +403,7 @@ def test_a_damaged_look_is_asked_for_again(reports, no_pictures, damaged):
     (reports.results / "machine.json").write_text(damaged)
     assert reports.make(pieces="stages") == 0
     assert reports.children.asked.count("look") == 1
-    assert machine_section.read_look(reports.results)["memory_gb"] == 24.0
+    assert read_look(reports.results)["memory_gb"] == 24.0
 
 
 def test_damaged_pieces(reports, capsys):
@@ -432,7 +461,7 @@ def test_readme_says_what_was_measured():
     """The baseline, the script with bfloat16, FlashAttention and torch.compile, and the last."""
     rows = {
         row.run.number: row
-        for _, rows in found_in(REFERENCE / "nvidia-h100", "ladder")
+        for _, rows in newest_in(REFERENCE / "nvidia-h100", "ladder")
         for row in rows
     }
     numbers = set(re.findall(r"[\d,]+", (ROOT / "README.md").read_text(encoding="utf-8")))
@@ -446,7 +475,7 @@ def test_typed_figures_are_those_of_the_logs():
     def text_of(path: str) -> str:
         return " ".join((ROOT / path).read_text(encoding="utf-8").split())
 
-    ranges = {folder.name: all_factors(folder) for folder in REFERENCE.glob("*-cores")}
+    ranges = {folder.name: totals_in(folder) for folder in REFERENCE.glob("*-cores")}
     every = [factor for factors in ranges.values() for factor in factors]
     assert f"[{min(every):.1f}–{max(every):.1f}×](docs/results.md)" in text_of("README.md")
     xeon = "intel-xeon-amx-2-cores"
@@ -456,7 +485,7 @@ def test_typed_figures_are_those_of_the_logs():
     assert f"**`01` is {low} to {high} times as fast as `00`** in five measurements" in page
     assert f"gained {low}× to {high}× in five measurements" in text_of("docs/methodology.md")
     (variants,) = (
-        rows for measured, rows in found_in(REFERENCE / xeon, "variants") if not measured.kind
+        rows for measured, rows in newest_in(REFERENCE / xeon, "variants") if not measured.kind
     )
     slower = sum(row.significance == "slower" for row in variants)
     assert f"; {dict(enumerate(['eight', 'nine', 'ten', 'eleven'], 8))[slower]} are slower." in page
@@ -467,7 +496,7 @@ def test_typed_figures_are_those_of_the_logs():
     ):
         (speedup,) = {
             f"{row.speedup(target).factor:.1f}×"
-            for one, rows in found_in(REFERENCE / folder, "time-to-loss")
+            for one, rows in newest_in(REFERENCE / folder, "time-to-loss")
             for target in list(one.plan.targets.values())[:1]
             for row in rows
             if row.label.startswith(name)
@@ -566,7 +595,7 @@ def test_single_runs_say_so(tmp_path, study, rounds, says):
         plan,
         [run for name in "ab" for run in rounds_of(name, *range(100, 100 + rounds))],
     )
-    assert machine_section.headline(tmp_path).endswith(says)
+    assert headline(tmp_path).endswith(says)
 
 
 def test_plot_results(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from made_up import CPU, MACHINE, plan_of, rounds_of, write_journal
 from scipy.stats import ttest_rel
 
-from bench.analysis.rows import rows_of
+from bench.analysis.rows import printed, rows_of
 from bench.measure.journal import read_journal
 from bench.report.notes import rounds_note
 from bench.studies.time_to_loss import time_columns
@@ -34,7 +34,7 @@ def test_medians(rows):
     assert (row.tok_per_sec, row.reserved_gb) == (125.5, 1.25)
     assert (row.val_loss, row.lowest_val_loss) == (8.3125, 7.3125)  # after the tokens; of all
     assert row.losses_by_seed == {123: 8.5, 124: 10, 125: 11, 126: 12, 127: 13}
-    assert row.record.tok_per_sec == 201  # of the first round, which compiles
+    assert row.training.tok_per_sec == 201  # of the first round, which compiles
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_failed_run_leaves_its_row_out_of_the_test(rows):
     runs = [run for run in runs if (run["name"], run["round"]) != ("d", 4)]
     failed = rows(plan, [*runs, dict(name="d", round=4, error="failed: it broke")])
     three = rows(of_one_base(*"abc", rounds=4), [run for run in runs if run["name"] != "d"])
-    assert vars(failed[0].rows.column()) == vars(three[0].rows.column())
+    assert vars(failed[0].rows.family()) == vars(three[0].rows.family())
     d = failed[3]
     assert (d.significance, d.interval, d.factor) == ("not tested", None, pytest.approx(4, 0.02))
 
@@ -246,6 +246,79 @@ def test_seed_noise(rows, losses, noise):
     assert row.seed_noise == noise
 
 
+# ---- A slow run
+
+
+def ladder_of(*names: str):
+    """A ladder: every script has one technique more than the one before."""
+    plan = plan_of(*names)
+    plan.runs = [run.replace(number=number) for number, run in enumerate(plan.runs)]
+    return plan
+
+
+@pytest.fixture
+def ladder(tmp_path):
+    """The rows of a ladder in which every row is 1.5 times as fast as the one before, but for one
+    run of `slow`, which takes so many times its median time."""
+
+    def ladder(slow: str, times: float, machine=MACHINE, plan=None):
+        runs = [
+            run
+            for k, name in enumerate("abcdef")
+            for run in rounds_of(
+                name, *(100 * 1.5**k * (1 + n * (n + k) % 5 / 300) for n in range(4))
+            )
+        ]
+        late = next(run for run in runs if (run["name"], run["round"]) == (slow, 4))
+        late["speed"] /= times
+        path = write_journal(tmp_path, "ladder", plan or ladder_of(*"abcdef"), runs, machine)
+        return rows_of(*read_journal(path))
+
+    return ladder
+
+
+def test_a_row_with_a_slow_run_is_printed_with_the_next(ladder):
+    """Their gain is that of both techniques, and only that is tested."""
+    a, b, c, d, *_ = rows = ladder("c", 1.2)
+    assert printed(rows) == [row for row in rows if row is not c]
+    assert (c.joined_with, d.joined) == (d, [c])
+    assert (c.reference, c.factor, c.significance) == (None, None, None)
+    assert (d.reference, d.techniques) == (b, [2, 3])
+    assert (d.factor, d.significance) == (pytest.approx(1.5**2, rel=0.01), "faster")
+    assert d.rows.family().differences.keys() == set("bdef")
+    assert d.factor_baseline == pytest.approx(1.5**3, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("slow", "times", "machine"),
+    [
+        ("c", 1.05, MACHINE),  # as noise is
+        ("c", 1.5, CPU),  # where noise is wider
+        ("a", 1.5, MACHINE),  # the baseline gains nothing
+        ("f", 1.5, MACHINE),  # there is no next one
+    ],
+)
+def test_other_rows_are_printed_on_their_own(ladder, slow, times, machine):
+    rows = ladder(slow, times, machine)
+    assert printed(rows) == rows
+    assert [row.techniques for row in rows] == [[], [1], [2], [3], [4], [5]]
+
+
+def test_what_is_no_ladder_keeps_its_rows(ladder):
+    """Whatever its runs are compared to: they aren't steps of the series."""
+    rows = ladder("c", 1.5, plan=plan_of(*"abcdef"))
+    assert printed(rows) == rows and rows[3].reference is rows[2]
+
+
+def test_a_wide_interval(rows):
+    """Its upper end is more than 1.4 times its lower one."""
+    runs = [*rounds_of("a", 100.0, 100.0, 101.0), *rounds_of("b", 200.0, 110.0, 205.0)]
+    _, wide = rows(plan_of("a", "b"), runs)
+    assert wide.interval[1] > 1.4 * wide.interval[0] and wide.speedup().is_wide
+    _, narrow = rows(plan_of("a", "b"), noisy(100, 200))
+    assert narrow.interval[1] < 1.4 * narrow.interval[0] and not narrow.speedup().is_wide
+
+
 # ---- Time to a loss
 
 
@@ -272,7 +345,7 @@ def test_a_second_start(rows):
     """Round 2 found what round 1 compiled."""
     runs = [dict(name="a", speed=400.0), dict(name="a", speed=200.0, round=2)]
     (row,) = rows(plan_of("a", cold_rounds=1), runs)
-    first, again = (record.first_step_excess for record in row.records)
+    first, again = (training.first_step_excess for training in row.trainings)
     assert row.warm_excess == again < first
     columns = {column.heading: column for column in time_columns(8.5, [row])}
     seconds = row.seconds_to(8.5) + again
@@ -313,6 +386,6 @@ def test_times_are_paired_in_any_table(rows):
         for k, name in enumerate("abcdef")
         for run in rounds_of(name, *(100 + k + 7 * n % 5 for n in range(k, k + 4)), loss=7.0)
     ]
-    column = rows(plan, runs)[0].rows.column
-    assert column().pooled and not column(7.5).pooled
-    assert column().differences.keys() == column(7.5).differences.keys() == set("bcdef")
+    family = rows(plan, runs)[0].rows.family
+    assert family().pooled and not family(7.5).pooled
+    assert family().differences.keys() == family(7.5).differences.keys() == set("bcdef")

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 
+from bench.analysis.folders import newest_in
 from bench.analysis.rows import Row
 from bench.common import short_name
-from bench.report.tables import found_in, picture_name
+from bench.report.notes import WIDE_MARK
+from bench.report.tables import factor_text, picture_name
 
 # Hues that colour-blind readers tell apart (Okabe and Ito's), of luminances that differ in grey.
 COLOURS = {"00": "#F2B84B", "01": "#00548C", "02": "#1FA77E"}
 OWN, ERROR, UNSURE = COLOURS["01"], "#E8803A", "#BCC6CF"  # better, worse, not significant
 MEMORY = "#8D9BA6"
 INCHES = 10  # of a picture's width, which READMEs show at about 880 pixels
+WIDE_NOTE = f"; {WIDE_MARK}: wide interval, not ranked"
 LETTERS = 96  # of a title that fit into it
 
 
@@ -111,7 +114,7 @@ def draw_all(studies: dict, results: Path) -> dict[str, bytes]:
         return {}
     pictures = {}
     for name, study in studies.items():
-        for measured, rows in found_in(results, name):
+        for measured, rows in newest_in(results, name):
             if figure := study.picture(measured, rows):
                 pictures[f"{picture_name(name, measured.kind)}.png"] = picture_bytes(figure)
         pyplot.close("all")
@@ -158,11 +161,10 @@ def draw_bars(
 
 
 def draw_alternatives(measured, base: Row, rows: list[Row]):
-    """Draws speed and memory of each row as factors over `base`, the fastest first; of the speed
-    with 95 % intervals."""
-    rows = sorted(
-        (row for row in rows if row.factor and row.memory_factor), key=lambda row: -row.factor
-    )
+    """Draws speed and memory of each row as factors over `base`, the fastest first, and those too
+    uncertain to rank last; of the speed with 95 % intervals."""
+    rows = [row for row in rows if row.factor and row.memory_factor]
+    rows.sort(key=lambda row: (row.speedup().is_wide, -row.factor))
     if not rows:
         return None
     figure, [(subfigure, speed, memory)] = rows_of_panels(
@@ -170,23 +172,34 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
         [1.8 + 0.36 * len(rows)],
         [1, 1],
     )
-    draw_bars(
-        speed,
-        [fill(row.label, 36, break_on_hyphens=False) for row in rows],
-        [row.factor for row in rows],
-        [f"{row.factor:.2f}" for row in rows],
-        [colour_of(row) for row in rows],
-        [row.interval or () for row in rows],
-    )
-    draw_bars(
-        memory,
-        [""] * len(rows),
-        [row.memory_factor for row in rows],
-        [f"{row.memory_factor:.2f}" for row in rows],
-        MEMORY,
-    )
-    for axes, label in ((speed, "× speed"), (memory, "× memory, not tested")):
-        axes.axvline(1, color="0.7", linewidth=1, zorder=0)
-        axes.set_xlabel(label)
+    draw_speed_factors(speed, rows)
+    draw_memory_factors(memory, rows)
     colour_legend(subfigure)
     return figure
+
+
+def draw_speed_factors(axes, rows: list[Row]) -> None:
+    """Draws times the speed of each row's reference, with its interval. The uncertain ones, if
+    there are any, come last."""
+    draw_bars(
+        axes,
+        [fill(row.label, 36, break_on_hyphens=False) for row in rows],
+        [row.factor for row in rows],
+        list(map(factor_text, rows)),
+        list(map(colour_of, rows)),
+        [row.interval or () for row in rows],
+    )
+    mark_no_change(axes)
+    axes.set_xlabel(f"× speed{WIDE_NOTE}" if rows[-1].speedup().is_wide else "× speed")
+
+
+def draw_memory_factors(axes, rows: list[Row]) -> None:
+    """Draws times the memory of each row's reference."""
+    factors = [row.memory_factor for row in rows]
+    draw_bars(axes, [""] * len(rows), factors, [f"{factor:.2f}" for factor in factors], MEMORY)
+    mark_no_change(axes)
+    axes.set_xlabel("× memory, not tested")
+
+
+def mark_no_change(axes) -> None:
+    axes.axvline(1, color="0.7", linewidth=1, zorder=0)

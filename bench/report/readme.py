@@ -5,11 +5,12 @@ import re
 from functools import cache
 from pathlib import Path
 
+from bench.analysis.folders import newest_in
 from bench.common import REFERENCE, ROOT, relative, write_whole
 from bench.report import explorer, prediction_tables, technique_pages, waterfall
 from bench.report.notes import provenance
 from bench.report.pictures import picture_bytes
-from bench.report.tables import excerpts_of, found_in
+from bench.report.tables import excerpts_of
 from gpt_speed.common import UserError
 from gpt_speed.tables import markdown
 
@@ -33,7 +34,7 @@ BLOCKS = {  # from a machine's folder, by their markers' names
     "measured": lambda machine: provenance(  # when, and at which commits
         measured
         for path in machine.glob("**/*.jsonl")
-        for measured, _ in found_in(path.parent, path.stem)
+        for measured, _ in newest_in(path.parent, path.stem)
     ),
     "own-gpu": lambda machine: markdown(prediction_tables.gpu_table(machine)),
     "machines": lambda _: technique_pages.results(),
@@ -65,7 +66,7 @@ def update(text: str, machine: Path, studies: dict) -> str:
         return {
             name: table
             for study in studies.values()
-            for measured, _ in found_in(folder, study.name)
+            for measured, _ in newest_in(folder, study.name)
             for name, table in excerpts_of(study, measured).items()
         }
 

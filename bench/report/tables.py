@@ -1,12 +1,9 @@
-"""The columns that studies share, and the tables of a folder of results."""
+"""The columns that studies share, and the tables of what was measured."""
 
 from collections.abc import Sequence
-from functools import lru_cache
-from pathlib import Path
 
-from bench.analysis.rows import Row, rows_of
-from bench.measure.journal import Measured, journal_of, newest, read_journal
-from bench.report.notes import one_reference, rounds_note
+from bench.analysis.rows import Row, printed, rows_of
+from bench.report.notes import WIDE_LEGEND, WIDE_MARK, one_reference, rounds_note
 from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col
 
 
@@ -32,6 +29,16 @@ def bold(text: str, significance: str | None) -> str:
     return f"**{text}**" if text and significance in ("faster", "slower") else text
 
 
+def marked(text: str, is_wide: bool) -> str:
+    """Returns a factor, with a mark where its interval is so wide that it isn't ranked."""
+    return f"{text}{WIDE_MARK}" if text and is_wide else text
+
+
+def factor_text(row: Row) -> str:
+    """Returns times the speed of the row's reference, marked where that is uncertain."""
+    return marked(fmt(row.factor, ".2f"), row.speedup().is_wide)
+
+
 RUN = text_col("run", "label")
 SPEED = num_col("tok/sec", "tok_per_sec", ",.0f")
 SPEED_OR_ERROR = Column("tok/sec", lambda row: row.error or SPEED.cell(row))
@@ -42,39 +49,29 @@ LOSS = num_col("val loss", "val_loss", ".4f")
 EXPECTED_LOSS = text_col("expected effect on the loss", "run.loss")
 
 
-# ---- What was measured -------------------------------------------------------------------------
-
-
-def found_in(folder: Path, study: str) -> list[tuple[Measured, list[Row]]]:
-    """Returns the newest measurement of each kind of a study, with its rows. Raises OSError."""
-    path = journal_of(folder, study)
-    return measured_in(path, path.stat().st_mtime_ns if path.exists() else None)
-
-
-@lru_cache
-def measured_in(path: Path, changed: int | None) -> list[tuple[Measured, list[Row]]]:
-    """Reads a journal once for each time that it was `changed`."""
-    return [(measured, rows_of(measured)) for measured in newest(read_journal(path))]
-
-
-def rows_in(folder: Path, study: str) -> list[Row]:
-    return [row for _, rows in found_in(folder, study) for row in rows]
+# ---- Tables of a plan --------------------------------------------------------------------------
 
 
 def text_of(study, measured) -> str:
-    """All tables of a plan that was measured, and what has to be said of them."""
+    """Returns all tables of a plan that was measured, and what has to be said of them."""
     rows = rows_of(measured)
     notes = "".join(f"\n{note}\n" for note in study.notes(measured, rows))
     return markdown(*study.tables(measured, rows)) + notes
 
 
 def excerpts_of(study, measured) -> dict[str, str]:
-    """What the markers of a page ask for, by their names."""
+    """Returns the tables that the markers of a page ask for, by their names."""
     rows = rows_of(measured)
     added = f"\n{rounds_note(measured, rows)}.\n" if measured.planned else ""
     return {
-        name: markdown(*tables) + added for name, tables in study.excerpts(measured, rows).items()
+        name: with_legend(markdown(*tables)) + added
+        for name, tables in study.excerpts(measured, rows).items()
     }
+
+
+def with_legend(tables: str) -> str:
+    """Returns tables with what the mark in them says."""
+    return f"{tables}\n{WIDE_LEGEND}\n" if WIDE_MARK in tables else tables
 
 
 def full_table(rows: list[Row]) -> Table:
@@ -86,7 +83,7 @@ def full_table(rows: list[Row]) -> Table:
             Column("technique", lambda row: credited(row, row.technique), True),
             SPEED,
             RANGE,
-            num_col("speedup", "factor", ".2f"),
+            Column("speedup", factor_text),
             INTERVAL,
             num_col("speedup, A100", "published_factor", ".2f"),
             *([] if one_reference(rows) else [over_baseline]),
@@ -104,7 +101,7 @@ def full_table(rows: list[Row]) -> Table:
                 True,
             ),
         ],
-        rows,
+        printed(rows),
         missing="n/a",
     )
 
@@ -117,9 +114,7 @@ def short_table(rows: list[Row]) -> Table:
         [
             Column("run", lambda row: f"`{row.label}`", True),
             SPEED,
-            Column(
-                "× speed", lambda row: row.error or bold(fmt(row.factor, ".2f"), row.significance)
-            ),
+            Column("× speed", lambda row: row.error or bold(factor_text(row), row.significance)),
             INTERVAL,
             GB,
             num_col("× memory", "memory_factor", ".2f"),

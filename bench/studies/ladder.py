@@ -1,10 +1,10 @@
 """One technique more at a time."""
 
-from bench.analysis.rows import Row
+from bench.analysis.rows import Row, printed
 from bench.measure.plan import EVERY_ROUND, Plan
 from bench.report import waterfall
 from bench.report.pictures import place_of
-from bench.report.tables import bold, credited, spread
+from bench.report.tables import bold, credited, factor_text, spread
 from bench.studies import Study
 from gpt_speed.tables import Column, Table, fmt, num_col
 
@@ -47,7 +47,7 @@ class Ladder(Study):
                         Column("#", lambda row: str(row.run.number)),
                         Column("technique", lambda row: credited(row, row.technique), True),
                         Column("tok/sec (range)", speed),
-                        num_col("× before", "factor", ".2f"),
+                        Column("× before", factor_text),
                         num_col("A100", "published_factor", ".2f"),
                         num_col("× baseline", "factor_baseline", ".2f"),
                         num_col("GB", "reserved_gb", ".2f"),
@@ -58,7 +58,7 @@ class Ladder(Study):
                             True,
                         ),
                     ],
-                    rows,
+                    printed(rows),
                 )
             ]
         }
