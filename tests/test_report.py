@@ -26,7 +26,7 @@ from made_up import (
 
 import plot_results
 from bench import cli
-from bench.analysis.claims import Claims
+from bench.analysis import claims
 from bench.analysis.rows import rows_of
 from bench.common import REFERENCE
 from bench.measure.environment import ram_gb
@@ -458,10 +458,10 @@ def test_no_figure_of_readme_is_typed():
     """Code would show a marker, so the figures there are compared here."""
     text = readme.FIGURE.sub("", readme.BLOCK.sub("", readme_text()))
     text = " ".join(text.split())
-    claims = Claims(REFERENCE)
+    h100 = claims.Claims(REFERENCE)
     in_code = [
-        f"the default, 8, needs {claims.baseline.reserved_gb:.0f}",
-        f"batch 32 needs {claims.steps.script_gb('01'):.1f} GB",
+        f"the default, 8, needs {h100.baseline.reserved_gb:.0f}",
+        f"batch 32 needs {h100.steps.script_gb['01']:.1f} GB",
     ]
     for words in [*NOT_MEASURED, *in_code]:
         assert text.count(words) == 1, words
@@ -552,6 +552,32 @@ def test_a_changed_journal_changes_readme(reference, journal, run, changed):
     in_sentences = set(changed.split()) - {*README_BLOCKS}
     assert page != readme_text()
     assert all(f"{after[name]}<!-- {name} -->" in page for name in in_sentences)
+
+
+def test_techniques_that_share_a_line(tmp_path):
+    """One with a slow run shares it with the next; what gains little and changes nothing else is a
+    small one."""
+    plan = plan_of("00_orig", "one", "two", "three", "failed", "five", rounds=3)
+    plan.runs = [run.replace(number=k) for k, run in enumerate(plan.runs)]
+    speeds = dict(
+        zip(
+            [run.name for run in plan.runs],
+            [(100.0,) * 3, (101.0,) * 3, (200.0, 100.0, 200.0), (300.0,) * 3, (), (600.0,) * 3],
+            strict=True,
+        )
+    )
+    runs = [run for name, of_rounds in speeds.items() for run in rounds_of(name, *of_rounds)]
+    runs.append(dict(name="failed", error="it broke"))
+    (measured,) = read_journal(write_journal(tmp_path, "ladder", plan, runs))
+    one, two_and_three, five = claims.contributions_of(rows_of(measured))
+    assert (one.numbers, one.is_small) == ((1,), True)
+    assert (two_and_three.numbers, five.numbers) == ((2, 3), (5,))
+    assert one.speed == pytest.approx(1.01)
+    assert two_and_three.speed == pytest.approx(300 / 101)
+    assert not two_and_three.is_small and not five.is_small
+    line = claims.together([one, five])
+    assert (line.numbers, line.at_most) == ((1, 5), True)
+    assert line.speed == pytest.approx(2)
 
 
 def test_changed_single_steps_change_readme(reference):

@@ -24,7 +24,7 @@ BEFORE_ALLOCATOR = "01 without fast math and expandable segments"
 
 
 def rows_in(folder: Path, study: str) -> list[Row]:
-    """Returns the rows of a study's newest measurement of each kind. Raises OSError."""
+    """Returns the rows of a machine's newest measurement of each kind. Raises OSError."""
     measurements = newest(read_journal(journal_of(folder, study)))
     return [row for measured in measurements for row in rows_of(measured)]
 
@@ -50,19 +50,19 @@ class Steps:
         """Returns the geometric mean over the sessions of both; None without."""
         return mean_ratio(self.speeds(name), self.speeds(over))
 
-    def step_gb(self, name: str) -> float:
-        """Returns what a step reserved, without evaluation. Raises StopIteration."""
-        return next(
-            record["gb"] for record in self.records if record.get("name") == name and "gb" in record
-        )
+    @property
+    def step_gb(self) -> dict[str, float]:
+        """What single steps reserved, by the change; nothing was evaluated."""
+        return {record["name"]: record["gb"] for record in self.records if "gb" in record}
 
-    def script_gb(self, script: str) -> float:
-        """Returns what a whole script reserved. Raises StopIteration."""
-        return next(
-            record["reserved_gb"]
+    @property
+    def script_gb(self) -> dict[str, float]:
+        """What whole scripts reserved."""
+        return {
+            record["script"]: record["reserved_gb"]
             for record in self.records
-            if record.get("script") == script and record["event"] == "end"
-        )
+            if record.get("event") == "end"
+        }
 
 
 @dataclass(frozen=True)
@@ -82,17 +82,15 @@ class Contribution:
 
     @property
     def is_small(self) -> bool:
-        if self.at_most or self.speed is None or self.speed >= SMALL_GAIN:
-            return False
         unchanged = all(patch.fields["Loss"] == "unchanged" for patch in self.patches)
-        return unchanged and round(self.memory, 2) == 1
+        return unchanged and self.speed < SMALL_GAIN and round(self.memory, 2) == 1
 
 
 class Claims:
     """The rows and records that README's figures are of."""
 
     def __init__(self, reference: Path):
-        """Reads a folder like results/reference. Raises OSError, StopIteration."""
+        """Reads a folder like results/reference. Raises OSError."""
         h100, h200 = reference / "nvidia-h100", reference / "nvidia-h200"
         self.ladder = {row.run.number: row for row in rows_in(h100, "ladder")}
         self.variants = {row.label: row for row in rows_in(h100, "variants")}
@@ -109,12 +107,9 @@ class Claims:
     def optimized(self) -> Row:
         return self.ladder[max(self.ladder)]
 
-    def speedup(self, number: int, over: int) -> float:
-        """Returns how many times as fast the script after a technique was as after another."""
-        return self.ladder[number].speedup(over=self.ladder[over]).factor
-
     def median_speedup(self, number: int, over: int) -> float:
-        """Returns the ratio of the medians, which a single slow run doesn't distort."""
+        """Returns how many times as fast the script after a technique was as the one after another,
+        by medians, which a single slow run doesn't distort."""
         return self.ladder[number].tok_per_sec / self.ladder[over].tok_per_sec
 
     @property
@@ -138,10 +133,11 @@ class Claims:
         return lines + [Contribution((number,)) for number in for_cpus]
 
     def allocator_settings(self) -> Contribution:
+        """Returns what technique 15 gained: at most as much as it did with fast math."""
         return Contribution(
             (ALLOCATOR,),
             self.steps.speedup(WITH_FAST_MATH),
-            self.steps.script_gb("01") / self.steps.script_gb(BEFORE_ALLOCATOR),
+            self.steps.script_gb["01"] / self.steps.script_gb[BEFORE_ALLOCATOR],
             at_most=True,
         )
 
@@ -153,7 +149,7 @@ def has_slow_run(row: Row) -> bool:
 def contributions_of(ladder: Iterable[Row]) -> Iterable[Contribution]:
     """Yields a line for each technique of a ladder; one with a slow run shares it with the next,
     since that run flatters the next technique by as much as it hides of this one."""
-    _, *rows = ladder
+    _, *rows = (row for row in ladder if row.speeds)
     sharing: list[Row] = []
     for row in rows:
         sharing.append(row)

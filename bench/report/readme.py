@@ -9,7 +9,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from bench.analysis.claims import Claims, Contribution
+from bench.analysis.claims import WITH_FAST_MATH, Claims, Contribution
 from bench.analysis.rows import Row
 from bench.catalogue import published
 from bench.common import REFERENCE, ROOT, relative, short_name, write_whole
@@ -42,7 +42,6 @@ FIGURE = re.compile(r"([\d.,–]*\d)?<!-- (?!end -->)([\w-]+) -->")  # the figur
 SHOWN = REFERENCE / "amd-epyc-2-cores"
 
 CUDA_GRAPHS = "--batch-size 4, reduce-overhead"  # in the H100's steps.json
-OWN_BATCHES = 8, 32  # of 00 and 01, if they fit
 EFFECTS = {  # on the loss, in plainer words than a patch's header
     "05-bfloat16": "small updates are lost; see below",
     "09-padded-vocabulary": "other initial weights",
@@ -144,16 +143,16 @@ def figures_of(reference: Path) -> dict[str, str]:
         "h100-mfu": f"{100 * claims.optimized.mfu:.0f}",
         "h100-speedup": f"{claims.optimized.factor_baseline:.0f}",
         "h100-after-8": f"{claims.optimized.speedup(over=h100[8]).factor:.1f}",
-        "h100-9-and-10": f"{claims.speedup(10, over=8):.2f}",
+        "h100-9-and-10": f"{h100[10].speedup(over=h100[8]).factor:.2f}",
         "h100-median-9-over-baseline": f"{claims.median_speedup(9, over=0):.1f}",
         "h100-median-9": f"{claims.median_speedup(9, over=8):.2f}",
         "h100-median-10": f"{claims.median_speedup(10, over=9):.2f}",
         # Its single steps and whole scripts of another day.
-        "h100-since": f"{steps.speedup('fast math, expandable segments'):.2f}",
-        "h100-gb": f"{steps.script_gb('01'):.1f}",
+        "h100-since": f"{steps.speedup(WITH_FAST_MATH):.2f}",
+        "h100-gb": f"{steps.script_gb['01']:.1f}",
         "over-nanogpt": f"{steps.speedup('01', over='nanoGPT'):.2f}",
-        "step-gb": f"{steps.step_gb('01'):.1f}",
-        "nanogpt-gb": f"{steps.step_gb('nanoGPT'):.1f}",
+        "step-gb": f"{steps.step_gb['01']:.1f}",
+        "nanogpt-gb": f"{steps.step_gb['nanoGPT']:.1f}",
         "without-dropout": f"{steps.speedup('--dropout 0'):.2f}",
         "dropout-from-bytes": f"{steps.speedup('dropout from bytes'):.2f}",
         "cuda-graphs": f"{steps.speedup(CUDA_GRAPHS, over='--batch-size 4'):.1f}",
@@ -207,6 +206,7 @@ def hardware_table(reference: Path) -> Table:
 
 
 def measured_line(row: Row) -> dict[str, str]:
+    """Returns the ends of a machine's ladder, and on how much they rest."""
     folder = row.measured.folder.name
     source = f"[measured](results/reference/{folder}/README.md)"
     if row.plan.tokens:
@@ -225,28 +225,28 @@ def measured_line(row: Row) -> dict[str, str]:
 def predicted_line(name: str) -> dict[str, str]:
     """Returns what is predicted for a card, at the largest batches that fit up to the scripts'
     own. Raises UserError where that isn't stored, StackError."""
-    card = CARDS[name]
-    scripts = [
-        prediction_tables.prediction_of(script, prediction_tables.GPT2) for script in ("00", "01")
-    ]
-    batches = [
-        min(own, fitting(script.needs, card.mib))
-        for own, script in zip(OWN_BATCHES, scripts, strict=True)
-    ]
-    runs = list(zip(scripts, batches, strict=True))
-    baseline, optimized = (script.tok_per_sec(batch, card) for script, batch in runs)
-    ranges = [script.speeds(batch, card) for script, batch in runs]
-    texts = ["–".join(f"{round(end, -3):,.0f}" for end in ends) for ends in ranges]
+    card, options = CARDS[name], prediction_tables.GPT2
+    baseline = prediction_tables.prediction_of("00", options)
+    optimized = prediction_tables.prediction_of("01", options)
+    small = min(8, fitting(baseline.needs, card.mib))
+    large = min(32, fitting(optimized.needs, card.mib))
+    speedup = optimized.tok_per_sec(large, card) / baseline.tok_per_sec(small, card)
     return dict(
         hardware=f"1 × {name}",
-        baseline=texts[0],
-        optimized=texts[1],
-        speedup=f"about {optimized / baseline:.1f}×",
-        source=f"[predicted](docs/gpus.md), batch {batches[0]} → {batches[1]}",
+        baseline=in_thousands(baseline.speeds(small, card)),
+        optimized=in_thousands(optimized.speeds(large, card)),
+        speedup=f"about {speedup:.1f}×",
+        source=f"[predicted](docs/gpus.md), batch {small} → {large}",
     )
 
 
+def in_thousands(speeds: tuple[float, float]) -> str:
+    """Writes a predicted range, such as "13,000–22,000"."""
+    return spread([round(speed, -3) for speed in speeds])
+
+
 def published_line() -> dict[str, str]:
+    """Returns the published ends of the ladder on one A100. Raises StackError."""
     first, last = published()["00"], published()["01"]
     numbers = [
         number
@@ -278,6 +278,7 @@ def contributions_table(reference: Path) -> Table:
 
 
 def times(factor: float | None) -> str:
+    """Writes a factor, such as "1.89×"; "" for none."""
     return fmt(factor, ".2f") + ("×" if factor else "")
 
 
@@ -295,6 +296,7 @@ def technique_cell(line: Contribution) -> str:
 
 
 def speed_cell(line: Contribution) -> str:
+    """Returns the speedup, or that it is a CPU's alone."""
     if line.speed is None:
         return "CPUs only"
     return ("≤ " if line.at_most else "") + times(line.speed)
@@ -316,6 +318,6 @@ def picture_line(reference: Path) -> str:
         "Training throughput on one H100 after each technique, relative to the baseline: it ends"
         f" at {last.factor_baseline:.1f} times. Circles: the published A100, which ends at"
         f" {published_speedup:.1f} times. Memory falls from {first.reserved_gb:.1f} to"
-        f" {last.reserved_gb:.1f} GB, today {claims.steps.script_gb('01'):.1f}"
+        f" {last.reserved_gb:.1f} GB, today {claims.steps.script_gb['01']:.1f}"
     )
     return f"![{words}]({PICTURE.relative_to(ROOT).as_posix()})"
