@@ -7,11 +7,11 @@ from pathlib import Path
 from bench import commands
 from bench.catalogue import Scripts
 from bench.common import ROOT, relative
+from bench.measure import machine
 from bench.measure.journal import journal_of, measuring
 from bench.measure.plan import Setup
 from bench.measure.run import dry_run, run_study
 from bench.predict.batches import batches_that_fit
-from bench.report import machine_section
 from bench.report.tables import text_of
 from bench.studies import Study, all_studies
 from bench.subcommands import GROUPS, Command, Subcommand, all_in, positive
@@ -115,8 +115,8 @@ def run(args: argparse.Namespace, options: list[str]) -> int:
     """Runs a subcommand; returns its exit code. Raises UserError, StackError, OSError."""
     subcommand = args.subcommand
     is_study = isinstance(subcommand, Study)
-    machine = machine_section.this_machine() if is_study or subcommand.needs_machine else {}
-    setup = Setup(machine, Scripts(), args.data, args.results_dir, args, options)
+    here = machine.this_machine() if is_study or subcommand.needs_machine else {}
+    setup = Setup(here, Scripts(), args.data, args.results_dir, args, options)
     return measure(subcommand, setup) if is_study else subcommand.run(setup)
 
 

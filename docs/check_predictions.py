@@ -24,16 +24,16 @@ sys.path.insert(0, str(ROOT))
 
 from bench.catalogue import published  # noqa: E402
 from bench.common import write_whole  # noqa: E402
-from bench.predict.store import Prediction  # noqa: E402
-from bench.report.pictures import OWN, picture_bytes, rows_of_panels  # noqa: E402
-from bench.report.prediction_tables import (  # noqa: E402
+from bench.predict.reference import (  # noqa: E402
     GPT2,
-    beside,
     options_of,
     prediction_of,
     published_others,
     scripts,
 )
+from bench.predict.store import Prediction  # noqa: E402
+from bench.report.pictures import OWN, picture_bytes, rows_of_panels  # noqa: E402
+from bench.report.prediction_tables import beside  # noqa: E402
 from gpt_speed.cards import CARDS  # noqa: E402
 from gpt_speed.speed import LEAST_BATCH, Work, is_compiled, is_inside, margin  # noqa: E402
 from gpt_speed.tables import Table, markdown, num_col, text_col  # noqa: E402

@@ -18,9 +18,10 @@ from statistics import mean, median
 import numpy as np
 import torch
 
+from bench.analysis.training import WARM_UP, Training
 from bench.common import load_script
 from bench.measure.hardware import best_dtype
-from bench.measure.records import WARM_UP, read_record
+from bench.measure.records import read_record
 
 STEPS, EPOCHS, STEP_SECONDS = 40, 4, 0.05
 TENSOR = 2**30
@@ -141,7 +142,7 @@ def main() -> int:
         json.dumps(
             dict(
                 average=[tokens / record.end["avg_tok_per_sec"], mean(true[1:])],
-                median=[tokens / record.tok_per_sec, median(true[WARM_UP:])],
+                median=[tokens / Training(record).tok_per_sec, median(true[WARM_UP:])],
                 memory=memory,
             )
         )

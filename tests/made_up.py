@@ -18,7 +18,6 @@ from bench.measure import sizing
 from bench.measure.journal import Measured, append, journal_of, make_result, read_journal
 from bench.measure.plan import Plan, Setup
 from bench.measure.records import COMPLETE, Outcome, Status
-from bench.report import machine_section
 from bench.studies import Study
 from gpt_speed import children
 from gpt_speed.common import UserError
@@ -271,7 +270,9 @@ class Children:
         monkeypatch.setattr(processes, "ask_machine", self.ask_machine)
         # The order of runs is that of the plan.
         monkeypatch.setattr("bench.measure.run.zlib", SimpleNamespace(crc32=lambda data: None))
-        monkeypatch.setattr(machine_section, "this_machine", lambda: self.answers["this_machine"])
+        monkeypatch.setattr(
+            "bench.measure.machine.this_machine", lambda: self.answers["this_machine"]
+        )
         monkeypatch.setattr(sizing, "configurations", self.configurations)
         for module in ("measure.run", "measure.child", "measure.plan", "common"):
             monkeypatch.setattr(f"bench.{module}.BUILD", build)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, environment, run_python, small, write_tokens
 
+from bench.analysis.gains import gains_of
 from bench.commands.audit import machine_of, result_of, write_page
 from bench.predict.store import ask
-from bench.report.gains import gains_of
 from gpt_speed.audit import render
 from gpt_speed.audit.checks import CANT_TELL, HAS, LACKS, NO_HARDWARE, NOT_HERE, check
 from gpt_speed.audit.price import work_of

@@ -20,6 +20,7 @@ from made_up import (
     write_record,
 )
 
+from bench.analysis.training import Training
 from bench.measure.journal import append, locked, measuring, newest, read_journal
 from bench.measure.records import COMPLETE, Outcome, RecordError, Status, make_record, read_record
 from gpt_speed import children
@@ -32,6 +33,10 @@ def record_of(events=None, **settings):
     return make_record("a.jsonl", events or record_events("00_orig", **settings))
 
 
+def training_of(events=None, **settings):
+    return Training(record_of(events, **settings))
+
+
 def logs_of(events: list[dict]) -> list[dict]:
     return [event for event in events if event["event"] == "log"]
 
@@ -39,24 +44,25 @@ def logs_of(events: list[dict]) -> list[dict]:
 def test_record(tmp_path):
     record = read_record(write_record(tmp_path, "00_orig"))
     assert (record.stage, record.outcome) == ("00_orig", COMPLETE)
-    assert (record.tok_per_sec, record.device_name, record.mfu) == (100.0, "Some CPU", None)
-    assert record_of(steps=4, start=dict(data=None)).tok_per_sec == 90
+    training = Training(record)
+    assert (training.tok_per_sec, record.device_name, training.mfu) == (100.0, "Some CPU", None)
+    assert training_of(steps=4, start=dict(data=None)).tok_per_sec == 90
 
 
 def test_losses_and_times():
     """A step of 1,024 tokens takes 10.24 s, the first one 10; log lines after 1, 4 and 8 steps."""
-    record = record_of()
+    training = training_of()
     points = [(1024, 10.24, 10.0), (4096, 40.96, 8.0), (8192, 81.92, 7.0)]
-    assert record.steady == [pytest.approx(point) for point in points]
-    assert record.first_step_excess == pytest.approx(-0.24)
+    assert training.points == [pytest.approx(point) for point in points]
+    assert training.first_step_excess == pytest.approx(-0.24)
     losses = {1000: 10.0, 1024: 10.0, 4096: 8.0, 4097: None, None: 7.0}
-    assert {tokens: record.val_loss_after(tokens) for tokens in losses} == losses
+    assert {tokens: training.record.val_loss_after(tokens) for tokens in losses} == losses
     # The first step counts as long as the others.
-    assert record.reached(9.0) == pytest.approx((2560, 25.6))
-    assert record.reached(11.0) == pytest.approx((1024, 10.24))
-    assert record.reached(6.9) is None
+    assert training.reached(9.0) == pytest.approx((2560, 25.6))
+    assert training.reached(11.0) == pytest.approx((1024, 10.24))
+    assert training.reached(6.9) is None
     # The lines are after 10.24, 40.96 and 81.92 s; before the first one nothing is known.
-    assert [record.loss_at(seconds) for seconds in (10.0, 10.24, 25.6, 40.96, 100.0)] == [
+    assert [training.loss_at(seconds) for seconds in (10.0, 10.24, 25.6, 40.96, 100.0)] == [
         None,
         *map(pytest.approx, (10.0, 9.0, 8.0, 7.0)),
     ]
@@ -73,9 +79,9 @@ def test_other_losses(losses, lowest, last, tokens):
     events = record_events("a")
     for log, loss in zip(logs_of(events), losses, strict=True):
         log["val_loss"] = loss
-    record = record_of(events)
-    assert (record.lowest_val_loss, record.val_loss_after(None)) == (lowest, last)
-    assert record.reached(9.0)[0] == pytest.approx(tokens)
+    training = training_of(events)
+    assert (training.lowest_val_loss, training.record.val_loss_after(None)) == (lowest, last)
+    assert training.reached(9.0)[0] == pytest.approx(tokens)
 
 
 def test_quartiles():
@@ -83,8 +89,8 @@ def test_quartiles():
     events = record_events("a")
     logs_of(events)[1]["seconds"] = [999.0, 1024 / 10, 1024 / 20]
     logs_of(events)[2]["seconds"] = [1024 / rate for rate in (30, 40, 60, 50)]
-    assert record_of(events).quartiles == pytest.approx((22.5, 35.0, 47.5))
-    assert record_of(steps=4).quartiles is None
+    assert training_of(events).quartiles == pytest.approx((22.5, 35.0, 47.5))
+    assert training_of(steps=4).quartiles is None
 
 
 def test_several_processes():
@@ -93,13 +99,13 @@ def test_several_processes():
     record = record_of(speed=31_200.0, gpu=GPU, config=dict(world_size=4), tokens=16_384)
     assert (record.device_name, record.tokens_per_step) == (GPU, 4096)
     assert record.val_loss_after(4000) == 8
-    assert record.mfu == pytest.approx(0.1 / 4)
+    assert Training(record).mfu == pytest.approx(0.1 / 4)
     for ranks in (1, 2):
         start, first, log, *_, end = record_events(
             "a", tokens=4096 * ranks, steps=12, config=dict(world_size=ranks)
         )
         log["seconds"] = [1000.0, log["seconds"][0]]
-        low, *_ = record_of([start, first, *[log] * 5, end]).quartiles
+        low, *_ = training_of([start, first, *[log] * 5, end]).quartiles
         assert (low == pytest.approx(100)) is (ranks == 2)
 
 
@@ -122,7 +128,7 @@ def test_killed(tmp_path):
     path.write_bytes(path.read_bytes()[:-9])  # cut off within its last line
     record = read_record(path)
     assert (record.status, record.outcome.status) == ("killed", Status.FAILED)
-    assert (record.tok_per_sec, record.val_loss_after(4096)) == (None, 8.0)
+    assert (Training(record).tok_per_sec, record.val_loss_after(4096)) == (None, 8.0)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +191,7 @@ def test_round_trip(tmp_path):
     assert (measured.plan, measured.folder, measured.machine) == (plan, tmp_path, MACHINE)
     good, bad = measured.results
     assert (good.key, good.seconds, good.outcome) == (("a", 1, 123), 7.5, COMPLETE)
-    assert good.record.tok_per_sec == 120
+    assert Training(good.record).tok_per_sec == 120
     assert (bad.key, bad.record) == (("a", 2, 124), None)
     assert bad.outcome == Outcome(Status.TOO_LARGE, "out of memory")
     path.write_text(path.read_text().replace('"too_large"', '"killed"'))  # of an earlier version
@@ -258,7 +264,7 @@ def test_what_counts(tmp_path):
     write_journal(tmp_path, "x", plan_of("a", "b"), runs)
     path = write_journal(tmp_path, "x", plan_of("a", "b"), sources=dict(a="s", b="changed"))
     (found,) = read_journal(path)
-    assert [result.record.tok_per_sec for result in found.results] == [60, 70]
+    assert [Training(result.record).tok_per_sec for result in found.results] == [60, 70]
 
 
 def test_newest(tmp_path):

@@ -21,7 +21,7 @@ from bench.catalogue import STAGES, Scripts, published
 from bench.cli import make_parser
 from bench.commands.predict import Predict, prices, tokens
 from bench.common import REFERENCE
-from bench.predict import store
+from bench.predict import reference, store
 from bench.predict.store import Prediction, at_batch, code_of, fitting, key_of, predict_all
 from bench.predict.trace import Recorder
 from bench.report import prediction_tables
@@ -292,7 +292,7 @@ def test_what_is_committed():
     """It is as near to what was published as docs/predictions.md says, and no other than the pages
     need, whichever version of the scripts it is of."""
     stored = json.loads((REFERENCE / "predict.json").read_text())
-    assert not stored.keys() - {key_of(SCRIPTS, *pair) for pair in prediction_tables.wanted()}
+    assert not stored.keys() - {key_of(SCRIPTS, *pair) for pair in reference.wanted()}
     for run in RUNGS:
         own = stored[key_of(SCRIPTS, run.script, ["--model", "gpt2"])]
         assert own["code"] and own["needs"]["8" if run.number < 10 else "32"][0] > 0
@@ -751,13 +751,13 @@ def test_pages_have_the_tables(rows):
 
     assert markdown(CHECK.accuracy_table(rows)) in text_of("predictions")
     assert markdown(CHECK.memory_table()) in text_of("predictions")
-    times = prediction_tables.prediction_of("01", CHECK.GPT2).seconds(32, CARDS["H100"])
+    times = reference.prediction_of("01", CHECK.GPT2).seconds(32, CARDS["H100"])
     for kind, spent in times.items():  # where a step of 01 goes
         assert not spent or f"| {kind} | {1000 * spent:.1f} |" in text_of("predictions"), kind
 
 
 def test_rules_count_what_differs():
-    by_hand = prediction_tables.prediction_of("06-native-layers", CHECK.GPT2)
+    by_hand = reference.prediction_of("06-native-layers", CHECK.GPT2)
 
     def work(kind: str, is_matmul: bool, *rules: str) -> Work:
         (work,) = (

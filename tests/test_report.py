@@ -27,15 +27,18 @@ from made_up import (
 import plot_results
 from bench import cli
 from bench.analysis import claims
+from bench.analysis.folders import newest_in
 from bench.analysis.rows import rows_of
+from bench.analysis.totals import totals_in
 from bench.common import REFERENCE
 from bench.measure.environment import ram_gb
 from bench.measure.journal import read_journal
-from bench.report import machine_section, page, readme
-from bench.report.machine_section import all_factors, headline
+from bench.measure.machine import read_look
+from bench.report import page, readme
+from bench.report.machine_section import headline
 from bench.report.notes import full_notes, provenance
 from bench.report.pictures import place_of
-from bench.report.tables import found_in, full_table
+from bench.report.tables import full_table
 from bench.studies import all_studies
 from gpt_speed import children
 from gpt_speed.common import UserError
@@ -223,7 +226,7 @@ def figures(folder: Path) -> list:
     return [
         (row.label, row.rounds, row.tok_per_sec, row.val_loss, row.error)
         for study in all_studies()
-        for _, rows in found_in(folder, study)
+        for _, rows in newest_in(folder, study)
         for row in rows
     ]
 
@@ -364,7 +367,7 @@ def test_another_text_than_the_book(reports, no_pictures, corpus, text):
     reports.children.does |= {"01-causal-mask": dict(start=start)}
     (reports.data / "meta.json").write_text(json.dumps(start["data"]))
     assert reports.make(pieces="stages,ladder") == 0
-    ((measured, _),) = found_in(reports.results, "ladder")
+    ((measured, _),) = newest_in(reports.results, "ladder")
     assert place_of(measured).partition("\ntext: ")[2] == text
     assert reports.text.count(f", text: {text}.") == (2 if text else 0)
 
@@ -375,7 +378,7 @@ def test_a_damaged_look_is_asked_for_again(reports, no_pictures, damaged):
     (reports.results / "machine.json").write_text(damaged)
     assert reports.make(pieces="stages") == 0
     assert reports.children.asked.count("look") == 1
-    assert machine_section.read_look(reports.results)["memory_gb"] == 24.0
+    assert read_look(reports.results)["memory_gb"] == 24.0
 
 
 def test_damaged_pieces(reports, capsys):
@@ -488,7 +491,7 @@ def reference(tmp_path, monkeypatch):
     folder = tmp_path / "reference"
     shutil.copytree(REFERENCE, folder, ignore=shutil.ignore_patterns("*.png", "search*"))
     monkeypatch.setattr(readme, "REFERENCE", folder)
-    monkeypatch.setattr(readme.prediction_tables, "REFERENCE", folder)
+    monkeypatch.setattr("bench.predict.reference.REFERENCE", folder)
     return folder
 
 
@@ -637,14 +640,14 @@ def test_typed_figures_are_those_of_the_logs():
         return " ".join((ROOT / path).read_text(encoding="utf-8").split())
 
     xeon = "intel-xeon-amx-2-cores"
-    factors = all_factors(REFERENCE / xeon)
+    factors = totals_in(REFERENCE / xeon)
     low, high = (f"{end(factors):.1f}" for end in (min, max))
     page = text_of(f"results/reference/{xeon}/README.md")
     assert (len(factors), low, high) == (5, "5.1", "7.0")
     assert f"**`01` is {low} to {high} times as fast as `00`** in five measurements" in page
     assert f"gained {low}× to {high}× in five measurements" in text_of("docs/methodology.md")
     (variants,) = (
-        rows for measured, rows in found_in(REFERENCE / xeon, "variants") if not measured.kind
+        rows for measured, rows in newest_in(REFERENCE / xeon, "variants") if not measured.kind
     )
     slower = sum(row.significance == "slower" for row in variants)
     assert f"; {dict(enumerate(['eight', 'nine', 'ten', 'eleven'], 8))[slower]} are slower." in page
@@ -655,7 +658,7 @@ def test_typed_figures_are_those_of_the_logs():
     ):
         (speedup,) = {
             f"{row.speedup(target).factor:.1f}×"
-            for one, rows in found_in(REFERENCE / folder, "time-to-loss")
+            for one, rows in newest_in(REFERENCE / folder, "time-to-loss")
             for target in list(one.plan.targets.values())[:1]
             for row in rows
             if row.label.startswith(name)
@@ -754,7 +757,7 @@ def test_single_runs_say_so(tmp_path, study, rounds, says):
         plan,
         [run for name in "ab" for run in rounds_of(name, *range(100, 100 + rounds))],
     )
-    assert machine_section.headline(tmp_path).endswith(says)
+    assert headline(tmp_path).endswith(says)
 
 
 def test_plot_results(tmp_path):

@@ -34,7 +34,7 @@ def test_medians(rows):
     assert (row.tok_per_sec, row.reserved_gb) == (125.5, 1.25)
     assert (row.val_loss, row.lowest_val_loss) == (8.3125, 7.3125)  # after the tokens; of all
     assert row.losses_by_seed == {123: 8.5, 124: 10, 125: 11, 126: 12, 127: 13}
-    assert row.record.tok_per_sec == 201  # of the first round, which compiles
+    assert row.training.tok_per_sec == 201  # of the first round, which compiles
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_failed_run_leaves_its_row_out_of_the_test(rows):
     runs = [run for run in runs if (run["name"], run["round"]) != ("d", 4)]
     failed = rows(plan, [*runs, dict(name="d", round=4, error="failed: it broke")])
     three = rows(of_one_base(*"abc", rounds=4), [run for run in runs if run["name"] != "d"])
-    assert vars(failed[0].rows.column()) == vars(three[0].rows.column())
+    assert vars(failed[0].rows.family()) == vars(three[0].rows.family())
     d = failed[3]
     assert (d.significance, d.interval, d.factor) == ("not tested", None, pytest.approx(4, 0.02))
 
@@ -272,7 +272,7 @@ def test_a_second_start(rows):
     """Round 2 found what round 1 compiled."""
     runs = [dict(name="a", speed=400.0), dict(name="a", speed=200.0, round=2)]
     (row,) = rows(plan_of("a", cold_rounds=1), runs)
-    first, again = (record.first_step_excess for record in row.records)
+    first, again = (training.first_step_excess for training in row.trainings)
     assert row.warm_excess == again < first
     columns = {column.heading: column for column in time_columns(8.5, [row])}
     seconds = row.seconds_to(8.5) + again
@@ -313,6 +313,6 @@ def test_times_are_paired_in_any_table(rows):
         for k, name in enumerate("abcdef")
         for run in rounds_of(name, *(100 + k + 7 * n % 5 for n in range(k, k + 4)), loss=7.0)
     ]
-    column = rows(plan, runs)[0].rows.column
-    assert column().pooled and not column(7.5).pooled
-    assert column().differences.keys() == column(7.5).differences.keys() == set("bcdef")
+    family = rows(plan, runs)[0].rows.family
+    assert family().pooled and not family(7.5).pooled
+    assert family().differences.keys() == family(7.5).differences.keys() == set("bcdef")

@@ -35,6 +35,7 @@ from made_up import (
 import measure
 from bench import common, processes
 from bench.analysis.rows import rows_of
+from bench.analysis.training import Training
 from bench.catalogue import Run
 from bench.commands.doctor import Doctor, Fits
 from bench.common import ELSEWHERE, sha256
@@ -44,7 +45,6 @@ from bench.measure.plan import SCRATCH, Job
 from bench.measure.records import Status
 from bench.measure.sizing import in_words, seconds_left
 from bench.predict.batches import batches_that_fit
-from bench.report import machine_section
 from bench.studies import Study, all_studies
 from gpt_speed import children
 from gpt_speed.common import UserError
@@ -133,7 +133,7 @@ def test_rounds(place, plan, capsys):
     assert place.run(plan, rounds=2) == ROUND + NEXT and place.finished
     (kept,) = read_journal(place.path)
     assert kept.results == place.measured[0].results and kept.plan.rounds == 2
-    assert kept.results[2].record.tok_per_sec == 200
+    assert Training(kept.results[2].record).tok_per_sec == 200
     assert (kept.matmul_peak, kept.machine, kept.data) == (PEAK, CPU, data_of(place.setup.data))
     assert {event["matmul_rate"] for event in place.events("ran")} == {4e12}
     assert "round 1: a, seed 124: 100 tok/sec, val loss 8.000" in capsys.readouterr().out
@@ -879,7 +879,7 @@ def test_what_the_scripts_refuse(main, monkeypatch, tmp_path):
     monkeypatch.setattr(children, "HOME", tmp_path)
     monkeypatch.setattr(children, "on_signals", lambda handler: None)
     monkeypatch.setattr(processes, "ask_machine", main.children.ask_machine)
-    monkeypatch.setattr(machine_section, "this_machine", lambda: CPU)
+    monkeypatch.setattr("bench.measure.machine.this_machine", lambda: CPU)
     code, out, err = main("ladder", "--techniques", "0,8", "--", *TINY, "--no-compile")
     assert (code, out, err) == (2, "", "error: 00_orig: unrecognized arguments: --no-compile\n")
     assert not main.journal.exists()
@@ -984,8 +984,9 @@ def test_ladder(tmp_path, number, code):
         ("10-batch-size", 1, 123),
     ]
     base, _, adam, batch = (results[key] for key in sorted(results))
-    assert adam.record.tok_per_sec > 0 and adam.record.logs[-1]["tokens"] == 128
-    assert adam.record.lowest_val_loss == pytest.approx(base.record.lowest_val_loss, abs=1e-4)
+    assert Training(adam.record).tok_per_sec > 0 and adam.record.logs[-1]["tokens"] == 128
+    losses = [Training(result.record).lowest_val_loss for result in (adam, base)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
     assert batch.outcome.status is Status.TOO_LARGE
     left = {path.name for path in (tree / "build").iterdir()} - {"scripts", "compiler-cache"}
     assert not left or number == signal.SIGKILL  # which may leave a run's temporary folder

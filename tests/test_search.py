@@ -18,8 +18,9 @@ from made_up import (
     write_journal,
 )
 
+from bench.analysis.folders import newest_in
 from bench.analysis.rows import rows_of
-from bench.report.tables import found_in, text_of
+from bench.report.tables import text_of
 from bench.studies import search, time_to_loss
 from bench.studies.search import Point, Search, next_points, ranked, read_search
 from bench.studies.time_to_loss import TimeToLoss
@@ -117,7 +118,7 @@ def test_search(tmp_path, monkeypatch):
             1,
             {},
         )
-    for measured, rows in found_in(tmp_path, "search"):
+    for measured, rows in newest_in(tmp_path, "search"):
         text = text_of(Search(), measured)
         assert [bool(line[3]) for line in rows_of_text(text)] == [True] * len(rows)
     for stage, (batch, rate) in BEST.items():
@@ -139,7 +140,7 @@ def test_settings_that_fail_come_last(tmp_path):
     measure(Search(), setup_of(tmp_path), fails=lambda _, rate: rate >= 2e-3)
     points, _ = read_search(setup_of(tmp_path))
     assert points == [Point("00", 2, 1e-3), Point("01", 4, 1e-3)]
-    assert not any(Search().failed(measured) for measured, _ in found_in(tmp_path, "search"))
+    assert not any(Search().failed(measured) for measured, _ in newest_in(tmp_path, "search"))
 
 
 def test_what_is_tried_next():
@@ -217,7 +218,7 @@ def test_times_to_two_targets(tmp_path):
         runs, "", tokens=3 * 8192, cold_rounds=2, rounds=2, targets=dict(published=7.75, best=7.25)
     )
     write_journal(tmp_path, "time-to-loss", plan, landscape()(plan))
-    ((measured, rows),) = found_in(tmp_path, "time-to-loss")
+    ((measured, rows),) = newest_in(tmp_path, "time-to-loss")
     published, best = map(cells_of, text_of(TimeToLoss(), measured).split("Target ")[1:])
     assert published["01"] == {
         "run": "01",

@@ -3,7 +3,7 @@
 import pytest
 from conftest import ROOT, load
 
-from bench.analysis.stats import POOLED_BASELINE_RUNS, POOLED_ROUNDS, POOLED_ROWS, Column
+from bench.analysis.stats import POOLED_BASELINE_RUNS, POOLED_ROUNDS, POOLED_ROWS, Family
 
 PROGRAM = load(ROOT / "docs" / "significance.py")
 HEAD, _, *LINES = [
@@ -70,20 +70,20 @@ def test_the_program_has_the_products_rule(rows, rounds, layout):
             zip(zip(*estimates, strict=True), estimates.claims_TC(level), strict=True)
         ):
             logs = [tables.baseline_TKN[number].T, *tables.others_TRN[number][..., None]]
-            column = Column(
+            family = Family(
                 {str(row): dict(enumerate(values.tolist())) for row, values in enumerate(logs)},
                 {
                     str(one): (str(one), str(other))
                     for one, other in zip(*layout.pairs(rows), strict=True)
                 },
             )
-            assert column.pooled == large
+            assert family.pooled == large
             for place, values in enumerate(zip(*own, strict=True), 1):
-                assert column.differences[str(place)] == pytest.approx(values)
-            assert column.significant == {
+                assert family.differences[str(place)] == pytest.approx(values)
+            assert family.significant == {
                 str(place) for place, claim in enumerate(claimed, 1) if claim
             }
-            claims += len(column.significant)
+            claims += len(family.significant)
     assert claims or rounds == 2
 
 

@@ -11,8 +11,8 @@ from scipy import stats
 from bench.analysis.stats import (
     LEVEL,
     PRIOR,
-    Column,
     Estimate,
+    Family,
     in_rounds_of_all,
     paired_difference,
     pooled_means,
@@ -91,9 +91,9 @@ def table(rows: int, rounds: int, noise=lambda: 0.0) -> dict:
     return {f"{row}": {number: [row + noise()] for number in range(rounds)} for row in range(rows)}
 
 
-def chain(rows: dict) -> Column:
+def chain(rows: dict) -> Family:
     """Each row over the one before it."""
-    return Column(rows, {one: (one, other) for other, one in pairwise(rows)})
+    return Family(rows, {one: (one, other) for other, one in pairwise(rows)})
 
 
 @pytest.mark.filterwarnings("error")
@@ -120,8 +120,8 @@ def chain(rows: dict) -> Column:
 )
 def test_too_little_to_tell(rows):
     """No estimate, no division by zero, no NaN."""
-    column = chain(rows)
-    assert column.differences == {} and column.significant == set()
+    family = chain(rows)
+    assert family.differences == {} and family.significant == set()
 
 
 @pytest.mark.parametrize(
@@ -139,11 +139,11 @@ def test_small_tables_are_paired(rows, rounds, runs, pooled):
     """Of fewer than six rows or three rounds, or whose baseline ran fewer than four times."""
     logs = table(rows, rounds, random.Random(0).random)
     logs["0"] = {number: values * runs for number, values in logs["0"].items()}
-    column = chain(logs)
-    assert column.pooled == pooled
-    assert len(column.differences) == rows - 1
-    assert (column.differences["1"] == paired_difference(logs["1"], logs["0"])) != pooled
-    assert not Column(logs, {}, pooled=False).pooled
+    family = chain(logs)
+    assert family.pooled == pooled
+    assert len(family.differences) == rows - 1
+    assert (family.differences["1"] == paired_difference(logs["1"], logs["0"])) != pooled
+    assert not Family(logs, {}, pooled=False).pooled
 
 
 @pytest.mark.parametrize("rows", [4, 7])
@@ -166,14 +166,14 @@ def test_a_row_without_spread_among_others():
 def test_holm():
     """The least likely one against all, the next against the rest; a change below 1 % is none."""
 
-    def column(*shares):
+    def family(*shares):
         return {
             str(k): Estimate(stats.t.isf(share * LEVEL / 2, 9), 1.0, 9)
             for k, share in enumerate(shares)
         }
 
-    assert significant(column(0.2, 0.4, 0.9, 0.9), LEVEL) == {"0"}
-    assert significant(column(0.24, 0.32, 0.48, 0.98), LEVEL) == {"0", "1", "2", "3"}
-    assert significant(column(0.26, 0.32, 0.48, 0.98), LEVEL) == set()
+    assert significant(family(0.2, 0.4, 0.9, 0.9), LEVEL) == {"0"}
+    assert significant(family(0.24, 0.32, 0.48, 0.98), LEVEL) == {"0", "1", "2", "3"}
+    assert significant(family(0.26, 0.32, 0.48, 0.98), LEVEL) == set()
     assert significant({"a": Estimate(0.009, 1e-6, 9)}, LEVEL) == set()
     assert significant({"a": Estimate(-0.011, 1e-6, 9)}, LEVEL) == {"a"}

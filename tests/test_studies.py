@@ -24,13 +24,14 @@ from made_up import (
 )
 from matplotlib import pyplot as plt
 
+from bench.analysis.folders import newest_in
+from bench.analysis.gains import gains_of
 from bench.analysis.rows import rows_of
 from bench.catalogue import Scripts
 from bench.common import ROOT
 from bench.measure.plan import SCRATCH, Plan
-from bench.report.gains import gains_of
 from bench.report.pictures import picture_bytes
-from bench.report.tables import excerpts_of, found_in, picture_name, text_of
+from bench.report.tables import excerpts_of, picture_name, text_of
 from bench.studies import all_studies, search, stages
 from bench.studies.profile import kind_of
 from bench.studies.scaling import numbers
@@ -82,7 +83,7 @@ def measure(folder, *args, runs_of=speeds_of, **kwargs):
     """(measurement, rows) of a study's first plan with made-up runs."""
     plan = plan_for(folder, *args, **kwargs)
     write_journal(folder, args[0], plan, runs_of(plan), kwargs.get("machine", CPU))
-    return found_in(folder, args[0])[-1]
+    return newest_in(folder, args[0])[-1]
 
 
 def some_fail(plan: Plan) -> list[dict]:
@@ -103,7 +104,7 @@ def case(request, tmp_path_factory):
     study, folder = STUDIES[name], tmp_path_factory.mktemp("results")
     setup = setup_for(folder, name, line, machine)
     plans = [plan for plan, _ in carry_out(study, setup, some_fail)]
-    return SimpleNamespace(study=study, plans=plans, found=found_in(folder, name))
+    return SimpleNamespace(study=study, plans=plans, found=newest_in(folder, name))
 
 
 def test_plans(case):
@@ -510,7 +511,7 @@ def test_scaling(tmp_path):
             for run in rounds_of(row.name, *own)
         ],
     )
-    ((measured, rows),) = found_in(tmp_path, "scaling")
+    ((measured, rows),) = newest_in(tmp_path, "scaling")
     cells = cells_of(text_of(STUDIES["scaling"], measured))
     low, high = (factor / 2 for factor in rows[2].interval)
     assert cells["02, 2 processes"]["95 %"] == f"{low:.0%}–{high:.0%}" and low < 0.826 < high
@@ -565,7 +566,7 @@ def test_a_profile(tmp_path, machine):
     assert (tmp_path / "profile.trace.json").read_text() == "a trace"
     plan = next(study.plans(setup))
     write_journal(tmp_path, "profile", plan, speeds_of(plan), machine)
-    ((measured, _),) = found_in(tmp_path, "profile")
+    ((measured, _),) = newest_in(tmp_path, "profile")
     _, kinds, operations = excerpts_of(study, measured)["profile"].split("\n\n")
     assert {kind: row["share"] for kind, row in cells_of(kinds).items()} == (
         {"attention": "90.0%", "matrix products": "7.5%", "idle": "2.5%"}

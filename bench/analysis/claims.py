@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.analysis.rows import Row, ratio, rows_of
+from bench.analysis.folders import rows_in
+from bench.analysis.rows import Row, ratio
 from bench.analysis.stats import mean_ratio
 from bench.catalogue import without_effect_on_gpus
-from bench.measure.journal import journal_of, newest, read_journal
 from patches import stack
 
 # A run that took so many times the median time distorts a mean of few rounds.
@@ -21,12 +21,6 @@ SMALL_GAIN = 1.015
 ALLOCATOR = 15
 WITH_FAST_MATH = "fast math, expandable segments"
 BEFORE_ALLOCATOR = "01 without fast math and expandable segments"
-
-
-def rows_in(folder: Path, study: str) -> list[Row]:
-    """Returns the rows of a machine's newest measurement of each kind. Raises OSError."""
-    measurements = newest(read_journal(journal_of(folder, study)))
-    return [row for measured in measurements for row in rows_of(measured)]
 
 
 @dataclass(frozen=True)

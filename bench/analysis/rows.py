@@ -2,12 +2,18 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
-from typing import NamedTuple
 
-from bench.analysis.stats import Column, Estimate, Values, logs_of, mean_ratio
+from bench.analysis.stats import Estimate, Family, Values, logs_of, mean_ratio
+from bench.analysis.training import Training
 from bench.catalogue import Run, technique_names, without_effect_on_gpus
+from bench.measure.journal import Measured, Result
+from bench.measure.plan import Plan
 from bench.measure.records import Outcome, Record
+
+WIDE = 1.4  # the upper end of an interval over the lower: then one run distorts the mean
 
 
 def median_known(values: Iterable[float | None]) -> float | None:
@@ -24,23 +30,152 @@ def difference(a: float | None, b: float | None) -> float | None:
     return None if None in (a, b) else a - b
 
 
-class Speedup(NamedTuple):
-    """How many times as fast as another row a row is, or comes to a loss."""
+class Figures:
+    """What the results of a run come to: medians over the rounds, None for what isn't known."""
 
-    factor: float | None = None  # a mean over the rounds; None where one of the rows has no figures
-    sign: str = ""  # "> " or "< " where a run missed the loss, so that the factor is a bound
-    estimate: Estimate | None = None  # of the factor's logarithm; None where it isn't tested
-    # "faster", "slower", "no significant change" or "not tested"; None without a reference.
-    significance: str | None = None
+    def __init__(self, results: Iterable[Result], plan: Plan):
+        results = sorted(results, key=lambda result: result.round)
+        complete = [result for result in results if result.record]
+        self.plan = plan
+        self.failures = [result.outcome for result in results if not result.outcome.complete]
+        # Every run tells speed and memory, those with the seed of their round the rest.
+        self.runs = [(result.round, Training(result.record)) for result in complete]
+        self.by_round: dict[int, Training] = {
+            result.round: training
+            for result, (_, training) in zip(complete, self.runs, strict=True)
+            if result.seed == plan.seed_of(result.round)
+        }
+        self.losses_by_seed = {
+            result.seed: result.record.val_loss_after(plan.loss_tokens) for result in complete
+        }
+
+    @cached_property
+    def trainings(self) -> list[Training]:
+        """One of each round."""
+        return list(self.by_round.values())
 
     @property
-    def interval(self) -> tuple[float, float] | None:
-        """The factor's 95 % confidence interval."""
-        return self.estimate.interval if self.estimate else None
+    def training(self) -> Training | None:
+        """Round 1's, which compiles."""
+        return self.trainings[0] if self.trainings else None
+
+    @property
+    def record(self) -> Record | None:
+        return self.training.record if self.training else None
+
+    @property
+    def rounds(self) -> int:
+        return len(self.trainings)
+
+    @cached_property
+    def speeds(self) -> list[float]:
+        """The tok/sec of each run, of all its processes together."""
+        return [training.tok_per_sec for _, training in self.runs]
+
+    @cached_property
+    def memories(self) -> Values:
+        """The reserved GB of each run, with its round."""
+        return [(number, training.record.end["reserved_gb"]) for number, training in self.runs]
+
+    @cached_property
+    def tok_per_sec(self) -> float | None:
+        return median_known(self.speeds)
+
+    @cached_property
+    def reserved_gb(self) -> float | None:
+        return median_known(memory for _, memory in self.memories)
+
+    @cached_property
+    def mfu(self) -> float | None:
+        return median_known(training.mfu for training in self.trainings)
+
+    @cached_property
+    def val_loss(self) -> float | None:
+        """The loss that rows are compared by, after the same tokens."""
+        return median_known(
+            training.record.val_loss_after(self.plan.loss_tokens) for training in self.trainings
+        )
+
+    @cached_property
+    def lowest_val_loss(self) -> float | None:
+        return median_known(training.lowest_val_loss for training in self.trainings)
+
+    @property
+    def seed_noise(self) -> float | None:
+        """The range of its losses over several seeds; None without."""
+        losses = self.losses_by_seed.values()
+        return max(losses) - min(losses) if len(losses) > 1 and None not in losses else None
+
+    # ---- Time to a loss
+
+    @cached_property
+    def excesses(self) -> dict[int, float]:
+        """What the first step of each round takes beyond a median one, compilation above all."""
+        return {number: training.first_step_excess for number, training in self.by_round.items()}
+
+    @property
+    def cold_excesses(self) -> dict[int, float]:
+        """Those of the rounds that had to compile."""
+        cold = self.plan.cold_rounds
+        return {number: rest for number, rest in self.excesses.items() if number <= cold}
+
+    @property
+    def warm_excess(self) -> float | None:
+        """What the first step takes beyond a median one, where it was compiled before."""
+        cold = self.plan.cold_rounds
+        return median_known(rest for number, rest in self.excesses.items() if number > cold)
+
+    def times_to(
+        self, target: float, with_first_step: bool = False, missed_at_end: bool = False
+    ) -> list[tuple[float, float]]:
+        """Returns (tokens, seconds of training) of each round; of a run that missed the target
+        infinite, or the seconds of all its training. With what the first step takes beyond a median
+        one, compilation above all, if asked: of a round that found it compiled already, the median
+        of those that didn't."""
+        times = []
+        for number, training in self.by_round.items():
+            at_end = training.train_seconds if missed_at_end else math.inf
+            tokens, seconds = training.reached(target) or (math.inf, at_end)
+            rest = self.compilation(number) if with_first_step else 0
+            times.append((tokens, seconds + rest))
+        return times
+
+    def compilation(self, number: int) -> float:
+        """Returns what the first step of a round would take beyond a median one, had it to compile:
+        its own figure, or the median of the rounds that did."""
+        cold = self.cold_excesses
+        return cold[number] if number in cold else median_known((cold or self.excesses).values())
+
+    def missed(self, target: float | None) -> bool:
+        """Returns whether a run never came to a target."""
+        return target is not None and any(math.isinf(tokens) for tokens, _ in self.times_to(target))
+
+    def tokens_to(self, target: float) -> float | None:
+        """Returns the median, of which a run that missed the target counts as the slowest."""
+        return median_known(tokens for tokens, _ in self.times_to(target))
+
+    def seconds_to(self, target: float, with_first_step: bool = False) -> float | None:
+        """Returns the median, as tokens_to()."""
+        return median_known(seconds for _, seconds in self.times_to(target, with_first_step))
+
+    def loss_at(self, seconds: float) -> float | None:
+        """Returns the median validation loss after this many seconds of training."""
+        return median_known(training.loss_at(seconds) for training in self.trainings)
+
+    def values(self, target: float | None = None, with_first_step: bool = False) -> Values:
+        """Returns what is compared: the speed of each run, or with a target how often in a second
+        it would come to that loss; one that missed it as if it had come there at its end."""
+        if target is None:
+            return [(number, training.tok_per_sec) for number, training in self.runs]
+        times = self.times_to(target, with_first_step, missed_at_end=True)
+        return [
+            (number, 1 / seconds if seconds > 0 else None)
+            for number, (_, seconds) in zip(self.by_round, times, strict=True)
+        ]
 
 
-class Row:
-    """A run of a plan, by its complete records: medians over the rounds, None for what isn't known.
+class Row(Figures):
+    """A run of a plan: its figures, and how they compare to those of other runs.
 
     Speedups and differences are over the run that it is compared to, or where that has no figures,
     over the one that *that* is compared to, and so on: `reference`. Those named `..._baseline` are
@@ -48,47 +183,36 @@ class Row:
     speedup and significance are the technique's: of the script with it over the one without.
     """
 
-    def __init__(self, run: Run, measured, rows: "Rows"):
-        self.measured, self.plan, self.rows = measured, measured.plan, rows
-        self.run, self.label = run, run.label
-        self.technique = technique_names().get(run.ablated or str(run.script), run.technique)
-        results = sorted(
-            (result for result in measured.results if result.name == run.name),
-            key=lambda result: result.round,
+    def __init__(self, run: Run, measured: Measured, rows: "Rows"):
+        """Takes the rows before it."""
+        super().__init__(
+            (result for result in measured.results if result.name == run.name), measured.plan
         )
-        # Why it has no figures, or fewer; None: it isn't known yet, or there is no reason.
-        self.outcome: Outcome | None = next(
-            (result.outcome for result in results if not result.outcome.complete), None
-        )
-        if run.error or not results:
-            self.outcome = measured.skipped().get(run.name)
-        complete = [result for result in results if result.record]
-        # Every run tells speed and memory, those with the seed of their round the rest.
-        self.runs = [(result.round, result.record) for result in complete]
-        self.by_round: dict[int, Record] = {
-            result.round: result.record
-            for result in complete
-            if result.seed == self.plan.seed_of(result.round)
-        }
-        self.records = list(self.by_round.values())
-        self.record = self.records[0] if self.records else None  # round 1's, which compiles
-        self.rounds = len(self.records)
-        self.losses_by_seed = {
-            result.seed: result.record.val_loss_after(self.plan.loss_tokens) for result in complete
-        }
-        self.speeds = [record.tok_per_sec for _, record in self.runs]  # of all processes together
-        self.memories = [(number, record.end["reserved_gb"]) for number, record in self.runs]
-        self.baseline = next(iter(rows.values()), None)
+        self.run, self.measured, self.rows = run, measured, rows
+        self.baseline: Row | None = next(iter(rows.values()), None)
         before = rows.get(run.compared_to)
         self.reference: Row | None = before if not before or before.speeds else before.reference
-        self.error = str(self.outcome) if self.outcome else None
-        self.tok_per_sec = median_known(self.speeds)
-        self.reserved_gb = median_known(memory for _, memory in self.memories)
-        self.lowest_val_loss = median_known(record.lowest_val_loss for record in self.records)
-        self.mfu = median_known(record.mfu for record in self.records)
-        self.val_loss = median_known(
-            record.val_loss_after(self.plan.loss_tokens) for record in self.records
-        )
+
+    @property
+    def label(self) -> str:
+        return self.run.label
+
+    @property
+    def technique(self) -> str:
+        return technique_names().get(self.run.ablated or str(self.run.script), self.run.technique)
+
+    @cached_property
+    def outcome(self) -> Outcome | None:
+        """Why it has no figures, or fewer; None: it isn't known yet, or there is no reason."""
+        if self.failures and not self.run.error:
+            return self.failures[0]
+        if self.runs and not self.run.error:
+            return None
+        return self.measured.skipped().get(self.run.name)
+
+    @property
+    def error(self) -> str | None:
+        return str(self.outcome) if self.outcome else None
 
     @property
     def share_of_peak(self) -> float | None:
@@ -115,142 +239,143 @@ class Row:
         idle = without_effect_on_gpus() if self.measured.machine["gpus"] else set()
         return [number for number in numbers if number == self.run.number or number not in idle]
 
-    def values(self, target: float | None = None, with_first_step: bool = False) -> Values:
-        """Returns what is compared: the speed of each run, or with a target how often in a second
-        it would come to that loss; one that missed it as if it had come there at its end."""
-        if target is None:
-            return [(number, record.tok_per_sec) for number, record in self.runs]
-        times = self.times_to(target, with_first_step, missed_at_end=True)
-        return [
-            (number, 1 / seconds if seconds > 0 else None)
-            for number, (_, seconds) in zip(self.by_round, times, strict=True)
-        ]
-
-    def pair(self, other: "Row | None") -> tuple[str, str] | None:
-        """Returns the names of two rows, of which the first one is the faster by its speedup over
-        another row; None where there is no figure."""
-        if not other or not self.speeds:
-            return None
-        names = self.run.name, other.run.name
-        return names[::-1] if self.run.ablated else names
-
     def speedup(
         self, target: float | None = None, with_first_step: bool = False, over: "Row | None" = None
-    ) -> Speedup:
+    ) -> "Comparison":
         """Returns how many times as fast as its reference, or as the row `over`, it is or comes to
-        a target. Significance is of the speedup over the reference, by the whole table."""
-        pair = self.pair(over or self.reference)
-        if not pair:
-            return Speedup()
-        column = self.rows.column(target, with_first_step)
-        significance = column.significance(self.run.name)
-        if estimate := column.difference(*pair):
-            return Speedup(estimate.factor, "", estimate, significance)
-        rows = [self.rows[name] for name in pair]
-        missed = [row.missed(target) for row in rows]
-        factor = (
-            None
-            if all(missed)
-            else mean_ratio(*(row.values(target, with_first_step) for row in rows))
-        )
-        sign = "< " if missed[0] else "> " if missed[1] else ""
-        return Speedup(factor, sign, None, significance)
-
-    factor = property(lambda row: row.speedup().factor)
-    interval = property(lambda row: row.speedup().interval)
-    significance = property(lambda row: row.speedup().significance)
-    factor_baseline = property(lambda row: row.speedup(over=row.baseline).factor)
-    memory_factor = property(  # it isn't tested
-        lambda row: row.reference and mean_ratio(row.memories, row.reference.memories)
-    )
-    loss_difference = property(
-        lambda row: row.reference and difference(row.val_loss, row.reference.val_loss)
-    )
-    published_factor = property(
-        lambda row: row.reference and ratio(row.run.published, row.reference.run.published)
-    )
-    published_factor_baseline = property(
-        lambda row: row.baseline and ratio(row.run.published, row.baseline.run.published)
-    )
+        a target."""
+        return Comparison(self, over or self.reference, target, with_first_step)
 
     @property
-    def seed_noise(self) -> float | None:
-        """The range of its losses over several seeds; None without."""
-        losses = self.losses_by_seed.values()
-        return max(losses) - min(losses) if len(losses) > 1 and None not in losses else None
-
-    # ---- Time to a loss
-
-    def times_to(
-        self,
-        target: float,
-        with_first_step: bool = False,
-        missed_at_end: bool = False,
-    ) -> list[tuple[float, float]]:
-        """Returns (tokens, seconds of training) of each round; of a run that missed the target
-        infinite, or the seconds of all its training. With what the first step takes beyond a median
-        one, compilation above all, if asked: of a round that found it compiled already, the median
-        of those that didn't."""
-        excess = {number: record.first_step_excess for number, record in self.by_round.items()}
-        cold = {number: rest for number, rest in excess.items() if number <= self.plan.cold_rounds}
-        usual, times = median_known((cold or excess).values()), []
-        for number, record in self.by_round.items():
-            tokens, seconds = record.reached(target) or (
-                math.inf,
-                record.train_seconds if missed_at_end else math.inf,
-            )
-            rest = cold.get(number, usual) if with_first_step else 0
-            times.append((tokens, seconds + rest))
-        return times
+    def factor(self) -> float | None:
+        return self.speedup().factor
 
     @property
-    def warm_excess(self) -> float | None:
-        """What the first step takes beyond a median one, where it was compiled before."""
-        return median_known(
-            record.first_step_excess
-            for number, record in self.by_round.items()
-            if number > self.plan.cold_rounds
-        )
+    def interval(self) -> tuple[float, float] | None:
+        return self.speedup().interval
 
-    def missed(self, target: float | None) -> bool:
-        """Returns whether a run never came to a target."""
-        return target is not None and any(math.isinf(tokens) for tokens, _ in self.times_to(target))
+    @property
+    def significance(self) -> str | None:
+        return self.speedup().significance
 
-    def tokens_to(self, target: float) -> float | None:
-        """Returns the median, of which a run that missed the target counts as the slowest."""
-        return median_known(tokens for tokens, _ in self.times_to(target))
+    @property
+    def factor_baseline(self) -> float | None:
+        return self.speedup(over=self.baseline).factor
 
-    def seconds_to(self, target: float, with_first_step: bool = False) -> float | None:
-        """Returns the median, as tokens_to()."""
-        return median_known(seconds for _, seconds in self.times_to(target, with_first_step))
+    @property
+    def memory_factor(self) -> float | None:
+        """How many times the memory of its reference; it isn't tested."""
+        return mean_ratio(self.memories, self.reference.memories) if self.reference else None
 
-    def loss_at(self, seconds: float) -> float | None:
-        """Returns the median validation loss after this many seconds of training."""
-        return median_known(record.loss_at(seconds) for record in self.records)
+    @property
+    def loss_difference(self) -> float | None:
+        return difference(self.val_loss, self.reference.val_loss) if self.reference else None
+
+    @property
+    def published_factor(self) -> float | None:
+        return published_ratio(self, self.reference)
+
+    @property
+    def published_factor_baseline(self) -> float | None:
+        return published_ratio(self, self.baseline)
+
+
+def published_ratio(row: Row, other: Row | None) -> float | None:
+    """Returns the published speed of a row over another one's; None where one isn't known."""
+    return ratio(row.run.published, other.run.published) if other else None
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """How many times as fast as another row a row is, or comes to a loss."""
+
+    row: Row
+    over: Row | None
+    target: float | None = None
+    with_first_step: bool = False
+
+    @property
+    def pair(self) -> tuple[Row, Row] | None:
+        """Two rows, of which the first one is the faster by the factor; None without figures."""
+        if not self.over or not self.row.speeds:
+            return None
+        return (self.over, self.row) if self.row.run.ablated else (self.row, self.over)
+
+    @property
+    def family(self) -> Family:
+        return self.row.rows.family(self.target, self.with_first_step)
+
+    @cached_property
+    def estimate(self) -> Estimate | None:
+        """The factor's logarithm; None where it isn't tested."""
+        if not self.pair:
+            return None
+        one, other = self.pair
+        return self.family.difference(one.run.name, other.run.name)
+
+    @cached_property
+    def factor(self) -> float | None:
+        """The mean over the rounds; None where one of the rows has no figures, or both missed the
+        target."""
+        if self.estimate:
+            return self.estimate.factor
+        if not self.pair or all(row.missed(self.target) for row in self.pair):
+            return None
+        return mean_ratio(*(row.values(self.target, self.with_first_step) for row in self.pair))
+
+    @property
+    def sign(self) -> str:
+        """Marks a bound, "> " or "< ", as the factor is where a run missed the target."""
+        if not self.pair:
+            return ""
+        one, other = self.pair
+        if one.missed(self.target):
+            return "< "
+        return "> " if other.missed(self.target) else ""
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The factor's 95 % confidence interval."""
+        return self.estimate and self.estimate.interval
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the interval is so wide that one run distorts the mean."""
+        return bool(self.interval) and self.interval[1] > WIDE * self.interval[0]
+
+    @property
+    def significance(self) -> str | None:
+        """Of the speedup over the row's reference, by the whole table: "faster", "slower", "no
+        significant change" or "not tested"; None without figures."""
+        return self.family.significance(self.row.run.name) if self.pair else None
 
 
 class Rows(dict[str, Row]):
-    """The rows of a table by their names, and its columns of speedups."""
+    """The rows of a table by their names, and what is tested as a whole."""
 
     def __init__(self):
-        self.columns: dict[tuple[float | None, bool], Column] = {}
+        self.families: dict[tuple[float | None, bool], Family] = {}
 
-    def column(self, target: float | None = None, with_first_step: bool = False) -> Column:
-        """Returns what Row.values with these arguments come to. Rows with a failed run, or with one
-        that missed its target, aren't tested: the others alone would flatter them."""
+    def family(self, target: float | None = None, with_first_step: bool = False) -> Family:
+        """Returns the speedups of the rows' values() with these arguments. Rows with a failed run,
+        or with one that missed its target, aren't tested: the others alone would flatter them."""
         key = target, with_first_step
-        if key not in self.columns:
+        if key not in self.families:
             logs = {
                 name: logs_of(row.values(*key))
                 for name, row in self.items()
                 if row.speeds and not row.outcome and not row.missed(target)
             }
-            pairs = {name: row.pair(row.reference) for name, row in self.items() if row.reference}
-            self.columns[key] = Column(logs, pairs, pooled=target is None)
-        return self.columns[key]
+            self.families[key] = Family(logs, self.pairs(), pooled=target is None)
+        return self.families[key]
+
+    def pairs(self) -> dict[str, tuple[str, str]]:
+        """Returns by the rows' names those of the two that each compares, where it has figures."""
+        pairs = {name: row.speedup().pair for name, row in self.items()}
+        return {name: (pair[0].run.name, pair[1].run.name) for name, pair in pairs.items() if pair}
 
 
-def rows_of(measured) -> list[Row]:
+def rows_of(measured: Measured) -> list[Row]:
     """Returns a row for each run of a plan."""
     rows = Rows()
     for run in measured.plan.runs:

@@ -55,8 +55,8 @@ class Estimate(NamedTuple):
         return 2 * float(stdtr(self.degrees, -abs(self.mean) / self.error))
 
 
-class Column:
-    """A column of speedups, tested as a whole.
+class Family:
+    """The speedups of a table, tested as a whole: a family of hypotheses.
 
     In a large table the rows share what they tell of the noise; in a small one each comparison
     stands alone."""
@@ -148,33 +148,41 @@ def pooled_means(rows: dict[str, Logs]) -> dict[str, Estimate]:
 
     The few runs of a row say little of its variance, so it is averaged with the usual one of the
     table. The baseline keeps its own: it is in many comparisons, which would all be wrong."""
+    shifts = round_shifts(rows)
+    values = {name: without_shifts(logs, shifts) for name, logs in rows.items()}
+    # The median contains about this share of each row's own noise.
+    variances = {name: variance(own) / (1 - 1 / len(rows)) for name, own in values.items()}
+    usual = median(unbiased_median(variances[name], len(own) - 1) for name, own in values.items())
+    means, baseline = {}, next(iter(rows))
+    for name, own in values.items():
+        prior = 0 if name == baseline else PRIOR
+        degrees = len(own) - 1 + prior
+        pooled = ((len(own) - 1) * variances[name] + prior * usual) / degrees
+        means[name] = Estimate(fmean(own), math.sqrt(pooled / len(own)), degrees)
+    return {name: estimate for name, estimate in means.items() if estimate.error > ROUNDING}
+
+
+def round_shifts(rows: dict[str, Logs]) -> list[float]:
+    """Returns by how much each round as a whole is above the others: the median of what the rows
+    show, which one slow run doesn't move."""
     centred = []
     for logs in rows.values():
-        own = [fmean(values) for values in logs.values()]
-        centred.append([mean - fmean(own) for mean in own])
-    # The median, which one slow run doesn't move.
-    shifts = list(map(median, zip(*centred, strict=True)))
-    rest = {
-        name: [
-            log - shift
-            for values, shift in zip(logs.values(), shifts, strict=True)
-            for log in values
-        ]
-        for name, logs in rows.items()
-    }
-    # The median contains about this share of each row's own noise.
-    variances = {name: variance(values) / (1 - 1 / len(rows)) for name, values in rest.items()}
-    # The median of a chi-squared distribution is lower than its mean, by Wilson and Hilferty.
-    usual = median(
-        variances[name] / (1 - 2 / 9 / (len(values) - 1)) ** 3 for name, values in rest.items()
-    )
-    means, baseline = {}, next(iter(rows))
-    for name, values in rest.items():
-        prior = 0 if name == baseline else PRIOR
-        degrees = len(values) - 1 + prior
-        pooled = ((len(values) - 1) * variances[name] + prior * usual) / degrees
-        means[name] = Estimate(fmean(values), math.sqrt(pooled / len(values)), degrees)
-    return {name: estimate for name, estimate in means.items() if estimate.error > ROUNDING}
+        means = [fmean(values) for values in logs.values()]
+        centred.append([mean - fmean(means) for mean in means])
+    return list(map(median, zip(*centred, strict=True)))
+
+
+def without_shifts(logs: Logs, shifts: list[float]) -> list[float]:
+    """Returns the logarithms of a row's runs, each less the shift of its round."""
+    return [
+        log - shift for values, shift in zip(logs.values(), shifts, strict=True) for log in values
+    ]
+
+
+def unbiased_median(variance: float, degrees: int) -> float:
+    """Returns a variance as large as its mean would be, where it is taken for its median: that of a
+    chi-squared distribution is lower, by Wilson and Hilferty."""
+    return variance / (1 - 2 / 9 / degrees) ** 3
 
 
 def significant(differences: dict[str, Estimate], level: float) -> set[str]:

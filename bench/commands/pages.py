@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from bench.common import relative
 from bench.measure.journal import measuring
+from bench.measure.machine import look_at
 from bench.measure.plan import Setup
 from bench.measure.run import run_study
 from bench.predict.batches import batches_that_fit
-from bench.report.machine_section import look_at
+from bench.processes import prepare_tokens
 from bench.report.page import write_page
 from bench.report.readme import write_readme
 from bench.studies import Study, all_studies
@@ -91,7 +92,10 @@ def make_report(jobs: list[tuple[Study, Setup]], setup: Setup) -> int:
     Raises UserError where nothing can be measured."""
     began = time.monotonic()
     deadline = began + 60 * setup.args.minutes - PAGE_SECONDS
-    peak = look_at(setup.data, setup.results)["matmul_peak"]
+    prepare_tokens(setup.data)
+    look = look_at(setup.results)
+    for thing in look["missing"]:
+        print(f"missing: {thing}")
     batches = batches_that_fit(setup, composed=False)
     unfinished, refused, failures = [study.name for study, _ in jobs], {}, False
     try:
@@ -101,7 +105,7 @@ def make_report(jobs: list[tuple[Study, Setup]], setup: Setup) -> int:
             if study.name in refused:
                 continue
             print(f"--- {study.name}", flush=True)
-            own.matmul_peak, own.batches = peak, batches
+            own.matmul_peak, own.batches = look["matmul_peak"], batches
             try:
                 finished, measured = run_study(study, own, resume=None, deadline=deadline)
                 failures |= any(map(study.failed, measured))

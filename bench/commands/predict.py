@@ -6,8 +6,8 @@ from pathlib import Path
 
 from bench.catalogue import Run
 from bench.common import has_option
+from bench.predict import reference
 from bench.predict.store import OTHERS, Prediction, code_of, fitting, predict, predict_all, span
-from bench.report import prediction_tables
 from bench.subcommands import Command, above_0, number_from, positive
 from gpt_speed.cards import CARDS, Card, named
 from gpt_speed.common import UserError
@@ -30,7 +30,7 @@ OUTSIDE = (
 ON_SEVERAL = (
     "A step on several GPUs takes at least as long as on one: communication takes no time"
     " here. Weights and states that ranks share are traced as on"
-    f" {prediction_tables.GPUS}."
+    f" {reference.GPUS}."
 )
 
 
@@ -126,7 +126,7 @@ class Predict(Command):
         smallest = min(card.mib for card in cards.values()) - OTHERS
         if args.all:
             return predict_all(
-                setup.scripts, prediction_tables.wanted(), setup.results, smallest, args.retrace
+                setup.scripts, reference.wanted(), setup.results, smallest, args.retrace
             )
         runs = chosen(setup, gpus)
         rows, predictions = [], {}
@@ -134,7 +134,7 @@ class Predict(Command):
             price = args.price and args.price[number % len(args.price)]
             for run in runs:
                 if not has_option("--dtype", options):
-                    run = prediction_tables.in_place(setup.scripts, run, card)
+                    run = reference.in_place(setup.scripts, run, card)
                 if run.name not in predictions:
                     predictions[run.name] = (
                         run,
@@ -219,7 +219,7 @@ def chosen(setup, gpus: int) -> list[Run]:
     """Returns the scripts that are asked for, those of several GPUs on this many. Raises
     UserError, StackError."""
     scripts, args, names = setup.scripts, setup.args, ["00", "01", "02"] if gpus else ["00", "01"]
-    gpus = gpus or prediction_tables.GPUS
+    gpus = gpus or reference.GPUS
     runs = [scripts.stage(name, gpus) for name in names]
     if args.techniques:
         runs = scripts.select(args.techniques, scripts.ladder(gpus))
@@ -243,7 +243,7 @@ def row_of(
     # The memory of technique 14 may be higher than predicted.
     has_14 = run.script != "00" and (run.number is None or run.number >= 14)
     fits = "fits" if batch else "does not fit"
-    if batch and has_14 and prediction_tables.RESERVE * need.minimum > limit:
+    if batch and has_14 and reference.RESERVE * need.minimum > limit:
         fits = "only just fits"
     answer = (
         f"{name}, {args.model}, {run.label}: {fits} at batch {size}"

@@ -5,15 +5,16 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from bench.analysis.folders import newest_in
 from bench.analysis.rows import Row
 from bench.analysis.stats import POOLED_LEVEL, significant
 from bench.catalogue import technique_names
 from bench.common import DAMAGE, REFERENCE, relative
 from bench.measure.journal import locked
-from bench.report.machine_section import read_look
+from bench.measure.machine import read_look
 from bench.report.notes import machine_note, provenance
 from bench.report.page import write_page
-from bench.report.tables import INTERVAL, credited, found_in
+from bench.report.tables import INTERVAL, credited
 from bench.studies import all_studies
 from bench.subcommands import Command
 from gpt_speed.common import UserError
@@ -95,7 +96,7 @@ def speedups_table(rows: list[Row], others: list[Row]) -> Table:
 def ladder_in(name: str) -> tuple:
     """Returns (measurement, rows) of the ladder in a folder. Raises UserError."""
     folder = Path(name) if Path(name).is_dir() else REFERENCE / name
-    ladders = found_in(folder, "ladder")
+    ladders = newest_in(folder, "ladder")
     if not ladders:
         names = sorted(path.parent.name for path in REFERENCE.glob("*/ladder.jsonl"))
         raise UserError(f"{name}: no ladder there; there are {', '.join(names)}", 2)
@@ -162,7 +163,7 @@ def what_is_missing(results: Path) -> list[str]:
     if not any(rounds_in(results).values()):
         missing.append("no figures of 00 and 01: python measure.py stages")
     for study in ENOUGH:
-        for measured, rows in found_in(results, study):
+        for measured, rows in newest_in(results, study):
             if failed := [row.label for row in rows if row.outcome and row.outcome.failed]:
                 missing.append(f"{study}: {', '.join(failed)} failed")
             if measured.options:
@@ -177,7 +178,7 @@ def rounds_in(results: Path) -> dict[str, int]:
     for study in ENOUGH:
         rows = [
             (row.run.stage or {0: "00", last: "01"}.get(row.run.number), row.rounds)
-            for _, rows in found_in(results, study)
+            for _, rows in newest_in(results, study)
             for row in rows
         ]
         rounds[study] = min(

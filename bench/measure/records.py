@@ -19,17 +19,11 @@ be means, and `end` has the `quartiles_tok_per_sec` of the steps.
 import json
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
-from functools import cached_property
-from itertools import accumulate
 from math import ceil
 from pathlib import Path
-from statistics import quantiles
-from typing import NamedTuple
 
 from bench.common import other_text
-from gpt_speed.cards import PEAK_FLOPS
 
-WARM_UP = 2  # steps that a median leaves out
 NUMBER = int | float
 LARGEST = 1e18  # what a number has to be below
 AT_LEAST_1 = "batch_size", "context_length", "world_size"
@@ -89,14 +83,6 @@ COMPLETE = Outcome()
 TOO_LARGE = Status.OUT_OF_MEMORY, Status.TOO_LARGE
 
 
-class Point(NamedTuple):
-    """A log line: the validation loss after so many tokens and seconds of training."""
-
-    tokens: int
-    seconds: float
-    val_loss: float | None
-
-
 @dataclass(frozen=True)
 class Record:
     """A run's events. `end` is empty for a run that was killed."""
@@ -122,37 +108,13 @@ class Record:
         reason = self.end.get("error") or "no reason given"
         if self.status == "out_of_memory":
             return Outcome(Status.OUT_OF_MEMORY, reason)
+        if self.status == "failed":
+            return Outcome(Status.FAILED, reason)
         if self.status != "complete":
-            return Outcome(
-                Status.FAILED, reason if self.status == "failed" else f"{self.status}: {reason}"
-            )
-        if self.tok_per_sec and self.first_step_seconds:
+            return Outcome(Status.FAILED, f"{self.status}: {reason}")
+        if self.end["avg_tok_per_sec"] and self.first_step_seconds:
             return COMPLETE
         return Outcome(Status.FAILED, "too short for a speed: raise --max-tokens")
-
-    @cached_property
-    def quartiles(self) -> tuple[float, ...] | None:
-        """The first quartile, the median and the third of the speeds of single steps, tok/sec; None
-        where there are too few. Among several ranks a step after an evaluation doesn't count."""
-        if rewritten := self.end.get("quartiles_tok_per_sec"):
-            return tuple(map(float, rewritten))
-        first = 0 if self.config["world_size"] == 1 else 1
-        seconds = [
-            second for log in self.logs for second in log["seconds"][first:] or log["seconds"]
-        ]
-        rates = [self.tokens_per_step / second for second in seconds[WARM_UP:]]
-        if len(rates) < 3 or not self.end:
-            return None
-        return tuple(quantiles(rates, n=4, method="inclusive"))
-
-    # The median over single steps, or the average of a run too short for a median.
-    tok_per_sec = property(
-        lambda self: self.quartiles[1] if self.quartiles else self.end.get("avg_tok_per_sec")
-    )
-    # The seconds, compilation above all, that the first step takes more than a median one.
-    first_step_excess = property(
-        lambda self: self.first_step_seconds - self.tokens_per_step / self.tok_per_sec
-    )
 
     @property
     def device_name(self) -> str:
@@ -167,33 +129,6 @@ class Record:
             return "float32" if self.config.get("matmul_precision") == "highest" else "TF32"
         return dtype
 
-    @property
-    def mfu(self) -> float | None:
-        """Model FLOPs utilization, of the datasheet's bf16 rate; None if unknown."""
-        peak = PEAK_FLOPS.get(self.environment["gpu"])
-        if not peak or not self.tok_per_sec or self.config["device"] != "cuda":
-            return None
-        return self.tok_per_sec / peak * self.config["flops_per_token"] / self.config["world_size"]
-
-    @cached_property
-    def steady(self) -> list[Point]:
-        """The log lines with a validation loss, as if the first step had taken as long as a median
-        one: first_step_excess is the rest of it."""
-        totals = accumulate(sum(log["seconds"]) for log in self.logs)
-        return [
-            Point(log["tokens"], total - self.first_step_excess, log["val_loss"])
-            for log, total in zip(self.logs, totals, strict=True)
-            if log["val_loss"] is not None
-        ]
-
-    # In all, of which the first step counts as long as a median one.
-    train_seconds = property(
-        lambda self: sum(sum(log["seconds"]) for log in self.logs) - self.first_step_excess
-    )
-    lowest_val_loss = property(
-        lambda self: min((point.val_loss for point in self.steady), default=None)
-    )
-
     def val_loss_after(self, tokens: int | None) -> float | None:
         """Returns the validation loss after so many tokens per process, in whole steps, or the last
         one; None without a log line there."""
@@ -201,37 +136,6 @@ class Record:
             return self.logs[-1]["val_loss"] if self.logs else None
         at = comparison_point(tokens * self.config["world_size"], self.tokens_per_step)
         return next((log["val_loss"] for log in self.logs if log["tokens"] == at), None)
-
-    def reached(self, target: float) -> tuple[float, float] | None:
-        """Returns (tokens, seconds of training) after which the validation loss has fallen to
-        `target`, by a straight line between the log lines around it; None where it never does."""
-        points = self.steady
-        for before, point in zip(points[:1] + points, points, strict=False):
-            if point.val_loss <= target:
-                share = (
-                    0
-                    if before is point
-                    else ((before.val_loss - target) / (before.val_loss - point.val_loss))
-                )
-                return (
-                    before.tokens + share * (point.tokens - before.tokens),
-                    before.seconds + share * (point.seconds - before.seconds),
-                )
-        return None
-
-    def loss_at(self, seconds: float) -> float | None:
-        """Returns the validation loss after so many seconds of training, by a straight line between
-        the log lines around it; after the last line its own, before the first None."""
-        import numpy  # here, since most commands don't need it
-
-        points = self.steady
-        if not points or seconds < points[0].seconds:
-            return None
-        return float(
-            numpy.interp(
-                seconds, [point.seconds for point in points], [point.val_loss for point in points]
-            )
-        )
 
 
 def tokens_per_step(config: dict, processes: int) -> int:
@@ -245,16 +149,23 @@ def comparison_point(tokens: int, per_step: int) -> int:
 
 def check_fields(event: dict, types: dict) -> None:
     """Raises RecordError for a field that is missing, or not of its type or range."""
-    for name, kind in types.items():
+    for name, type_ in types.items():
         if name not in event:
             raise RecordError(f"no {name}")
-        value = event[name]
-        is_right = isinstance(value, dict if isinstance(kind, dict) else kind)
-        least = 1 if name in AT_LEAST_1 else 0
-        if not is_right or isinstance(value, NUMBER) and not is_number(value, least):
-            raise RecordError(f"{name} is {value!r}")
-        if isinstance(kind, dict):
-            check_fields(value, kind)
+        if not is_right(name, event[name], type_):
+            raise RecordError(f"{name} is {event[name]!r}")
+        if isinstance(type_, dict):
+            check_fields(event[name], type_)
+
+
+def is_right(name: str, value, type_) -> bool:
+    """Returns whether a field is of its type and, if it is a number, in range. A dict stands for
+    an object with such fields, which aren't looked at here."""
+    if isinstance(type_, dict):
+        return isinstance(value, dict)
+    if isinstance(value, NUMBER):
+        return isinstance(value, type_) and is_number(value, 1 if name in AT_LEAST_1 else 0)
+    return isinstance(value, type_)
 
 
 def is_number(value, least: float) -> bool:
@@ -269,10 +180,18 @@ def parse_event(line: bytes, fields: dict[str, dict] = FIELDS) -> dict:
         raise RecordError("not an event")
     check_fields(event, dict(event=str))
     check_fields(event, fields.get(event["event"], {}))
-    for second in (event["seconds"] or [0]) if event["event"] == "log" else ():
+    if event["event"] == "log":
+        check_seconds(event["seconds"])
+    return event
+
+
+def check_seconds(seconds: list) -> None:
+    """Raises RecordError for a log line without steps, or with one that took no time."""
+    if not seconds:
+        raise RecordError("a log line without steps")
+    for second in seconds:
         if not is_number(second, 0) or second == 0:
             raise RecordError(f"a step of {second!r} seconds")
-    return event
 
 
 def read_record(path: Path) -> Record:
@@ -293,10 +212,13 @@ def read_events(path: Path) -> list[dict]:
 
 def make_record(name: str, events: list[dict]) -> Record:
     """Returns the record of events. Raises RecordError for those of more than one run."""
-    starts, logs, ends = ([event for event in events if event["event"] == kind] for kind in FIELDS)
+    starts, logs, ends, gradients = (
+        [event for event in events if event["event"] == kind] for kind in (*FIELDS, "gradients")
+    )
+    if not events:
+        raise RecordError("it left no record")
     if len(starts) != 1 or len(ends) > 1:
-        raise RecordError("not a whole record" if events else "it left no record")
+        raise RecordError("not a whole record")
     if starts[0]["schema"] != 3:
         raise RecordError(f"schema {starts[0]['schema']} is unknown")
-    gradients = [event for event in events if event["event"] == "gradients"]
     return Record(name, starts[0], logs, ends[0] if ends else {}, gradients)

@@ -188,11 +188,7 @@ class Measurement:
         """Returns what a run brought; where a GPU's memory ran out, also what to type."""
         plan, name, text = self.measured.plan, job.run.name, str(result.outcome)
         if result.record:
-            loss = result.record.val_loss_after(plan.loss_tokens)
-            text = (
-                f"{result.record.tok_per_sec:,.0f} tok/sec, val loss"
-                f" {'n/a' if loss is None else f'{loss:.3f}'}, {result.seconds:.0f} s"
-            )
+            text = f"{self.study.summary(result.record, plan)}, {result.seconds:.0f} s"
         hint = ""
         out_of_memory = result.outcome.status is Status.OUT_OF_MEMORY
         if out_of_memory and self.setup.device == "cuda" and not plan.stop_at_oom:

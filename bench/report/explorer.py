@@ -2,59 +2,74 @@
 whose prediction is stored, whether it fits, what it reserves, and how fast it trains."""
 
 import json
+from typing import NamedTuple
 
 from bench.catalogue import FLOAT16, STAGES, Run
+from bench.predict import reference
 from bench.predict.store import BATCHES, OTHERS, Prediction
-from bench.report import prediction_tables as stored
 from bench.report.technique_pages import prose_of
 from gpt_speed.cards import CARDS, Card
 from patches import stack
 
-MODELS = "gpt2", *stored.LARGER
+MODELS = "gpt2", *reference.LARGER
 
 
 def choices() -> dict[str, Run]:
     """Returns what one can choose: the ladder, which ends with 02, and the variants of 01; then
     what stands in for 02 on a GPU without bfloat16 units. Raises UserError, StackError."""
-    scripts = stored.scripts()
+    scripts = reference.scripts()
     runs = {
         scripts.canonical(run.script): run.replace(label=f"{run.number} {run.technique}")
-        for run in scripts.ladder(stored.GPUS)
+        for run in scripts.ladder(reference.GPUS)
     }
     labels = {
         "00": "00, the baseline",
         "01": f"01, all {runs['01'].number} techniques",
-        "02": f"02, on {stored.GPUS} GPUs",
+        "02": f"02, on {reference.GPUS} GPUs",
     }
     runs |= {name: runs[name].replace(label=label) for name, label in labels.items()}
-    runs |= {run.label: run for run in stored.variants() if run.script not in STAGES}
-    run = scripts.float16(scripts.stage("02", stored.GPUS))
+    runs |= {run.label: run for run in reference.variants() if run.script not in STAGES}
+    run = scripts.float16(scripts.stage("02", reference.GPUS))
     return runs | {str(run.script): run.replace(published=None)}
 
 
-def script_data(name: str, run: Run, predictions: dict[str, Prediction]) -> dict:
-    """Returns what the page has of a script: among else the kind under which one chooses it ("": it
-    only stands in for another), what to type to train with it, for --batch-size to follow, and what
+class Use(NamedTuple):
+    """How one comes to a script: under which kind it is chosen (none: it only stands in for
+    another), what to type to make it and to train with it, for --batch-size to follow, and what
     predicts it, for --gpu and --batch-size to follow."""
+
+    kind: str
+    make: list[str]
+    train: str
+    predict: str = ""
+
+
+def use_of(name: str, run: Run) -> Use:
+    """Returns how one comes to a script of choices()."""
     script, compose = str(run.script), "python patches/stack.py compose"
-    kind, before, train, ask = "", [f"{compose} {FLOAT16} --base 02 --out my.py"], "my.py", ""
     if name in STAGES:
-        kind, before, train = "The scripts", [], STAGES[name]
-    elif run.number is not None:
-        kind, before = "The ladder", [f"python patches/stack.py write {script}"]
-        train = f"{(stack.WRITTEN / stack.file_of(script)).as_posix()} --data data"
-        ask = f" --techniques {run.number}"
-    elif run.processes == 1:
-        kind, before = "Variants of 01", [f"{compose} {script} --out my.py"]
-        train, ask = " ".join(["my.py", *run.options]), f' --variants "{run.label}"'
+        return Use("The scripts", [], STAGES[name])
+    if run.number is not None:
+        file = (stack.WRITTEN / stack.file_of(script)).as_posix()
+        make = [f"python patches/stack.py write {script}"]
+        return Use("The ladder", make, f"{file} --data data", f" --techniques {run.number}")
+    if run.processes == 1:
+        make, train = [f"{compose} {script} --out my.py"], " ".join(["my.py", *run.options])
+        return Use("Variants of 01", make, train, f' --variants "{run.label}"')
+    return Use("", [f"{compose} {FLOAT16} --base 02 --out my.py"], "my.py")
+
+
+def script_data(name: str, run: Run, predictions: dict[str, Prediction]) -> dict:
+    """Returns what the page has of a script, with its memory by model and batch size."""
+    use = use_of(name, run)
     start = f"torchrun --nproc_per_node={run.processes}" if run.processes > 1 else "python"
     return dict(
         label=run.label,
         number=run.number,
         gpus=run.processes,
-        kind=kind,
-        commands=[*before, f"{start} {train}"],
-        predict=f"python measure.py predict{ask}",
+        kind=use.kind,
+        commands=[*use.make, f"{start} {use.train}"],
+        predict=f"python measure.py predict{use.predict}",
         published=run.published,
         needs={
             model: {
@@ -98,12 +113,13 @@ def speeds_on(card: Card, run: Run, prediction: Prediction) -> dict[int, list]:
     what the script needs, and the range says what, or where it is outside the model."""
     rows = {}
     for batch, need in prediction.needs.items():
-        if batch in BATCHES and need.minimum <= card.mib - OTHERS:
-            has_range = prediction.speeds(batch, card)
-            speed = has_range and prediction.tok_per_sec(batch, card) or 0
-            mfu = has_range and prediction.mfu(batch, card) or 0
-            text = prediction.speed_range(batch, card, run.processes)
-            rows[batch] = [round(run.processes * speed), text, round(100 * mfu)]
+        if batch not in BATCHES or need.minimum > card.mib - OTHERS:
+            continue
+        speed, mfu = 0.0, 0.0
+        if prediction.speeds(batch, card):
+            speed, mfu = prediction.tok_per_sec(batch, card), prediction.mfu(batch, card)
+        text = prediction.speed_range(batch, card, run.processes)
+        rows[batch] = [round(run.processes * speed), text, round(100 * mfu)]
     return rows
 
 
@@ -112,13 +128,13 @@ def data_block() -> str:
     runs, predictions = choices(), {}
     for name, run in runs.items():
         for model in MODELS:
-            if prediction := stored.kept_of(run.script, ["--model", model, *run.options]):
+            if prediction := reference.kept_of(run.script, ["--model", model, *run.options]):
                 predictions.setdefault(name, {})[model] = prediction
     names = {name.split()[0] for name in predictions}
     data = {
         "models": MODELS,
         "context": predictions["00"]["gpt2"].context_length,
-        "others": stored.published_others(),  # measured, with their programs
+        "others": reference.published_others(),  # measured, with their programs
         "about": {
             patch.name: prose_of(patch)
             for patch in (*stack.load(), *stack.load_variants())

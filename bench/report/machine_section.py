@@ -1,48 +1,14 @@
 """What a page says of its machine, from results/machine.json, and how it did."""
 
-import json
-import sys
 from pathlib import Path
 
-from bench import common, processes
 from bench.analysis.rows import Row
-from bench.common import difference, read_kept, relative, trained_in, write_whole
+from bench.analysis.totals import best_total, rounds_of_both, totals_in
+from bench.common import trained_in
 from bench.report.notes import SINGLE_RUNS, peak_note
-from bench.report.tables import found_in, rows_in, spread
-from gpt_speed.common import UserError, counted
+from bench.report.tables import spread
+from gpt_speed.common import counted
 from gpt_speed.tables import fmt
-
-FIELDS = {"machine", "matmul_peak", "memory_gb", "compile_error", "missing"}
-
-
-def this_machine() -> dict:
-    """Returns this machine, as bench.measure.hardware.this_machine does. Raises UserError."""
-    print("Looking at this machine", file=sys.stderr, flush=True)
-    return processes.ask_machine("this_machine")
-
-
-def look_at(data: Path, results: Path) -> dict:
-    """Returns what bench.measure.hardware.look finds here; asked once for a folder of results.
-    Raises UserError where that holds another machine's report, or where there are no tokens."""
-    processes.prepare_tokens(data)
-    here, look = this_machine(), read_look(results)
-    if look and (different := difference(look["machine"], here)):
-        raise UserError(
-            f"{relative(results)} holds the report of another machine or PyTorch"
-            f" ({different}); {common.ELSEWHERE}"
-        )
-    if not look:
-        look = processes.ask_machine("look")
-        write_whole(results / "machine.json", json.dumps(look, indent=1))
-    for thing in look["missing"]:
-        print(f"missing: {thing}")
-    return look
-
-
-def read_look(results: Path) -> dict:
-    """Returns what an earlier start has found; {} without it, or in an older form."""
-    look = read_kept(results / "machine.json")
-    return look if FIELDS <= look.keys() else {}
 
 
 def machine_section(look: dict) -> str:
@@ -68,33 +34,17 @@ def machine_section(look: dict) -> str:
 
 def headline(results: Path) -> str:
     """Returns how many times as fast as 00 01 is, or as its first script the ladder's last,
-    with the range over all measurements; "" without any. A whole ladder counts where it has more
-    rounds."""
-    stages = {row.run.stage: row for row in rows_in(results, "stages") if row.records}
-    last = last_of_ladder(results)
-    runs = min(stages["00"].rounds, stages["01"].rounds) if stages.keys() >= {"00", "01"} else 0
-    if last and (not runs or is_whole(last) and runs < min(last.rounds, last.baseline.rounds)):
-        text = ladder_headline(last)
-    elif runs:
-        text = stages_headline(stages["00"], stages["01"], runs)
-    else:
+    with the range over all measurements; "" without any."""
+    row, totals = best_total(results), totals_in(results)
+    if not row:
         return ""
-    if len(factors := all_factors(results)) > 1:
+    text = stages_headline(row) if row.measured.study == "stages" else ladder_headline(row)
+    if len(totals) > 1:
         text += (
-            f" In the {len(factors)} measurements of this folder 01 is"
-            f" {spread(factors, '.2f')} times as fast as 00."
+            f" In the {len(totals)} measurements of this folder 01 is"
+            f" {spread(totals, '.2f')} times as fast as 00."
         )
     return text
-
-
-def last_of_ladder(results: Path) -> Row | None:
-    rows = [row for row in rows_in(results, "ladder") if row.factor_baseline]
-    return rows[-1] if rows else None
-
-
-def is_whole(row: Row) -> bool:
-    """Returns whether a row is of a ladder's script beyond the published techniques, as 01 is."""
-    return bool(row.run.number) and not row.run.published and not row.run.torchrun
 
 
 def ladder_headline(row: Row) -> str:
@@ -103,40 +53,19 @@ def ladder_headline(row: Row) -> str:
     return (
         f"{row.label} trains **{row.tok_per_sec:,.0f} tok/sec,"
         f" {row.factor_baseline:.1f} times** {row.baseline.label}'s"
-        f" {row.baseline.tok_per_sec:,.0f}{certainty};"
-        f" {runs_text(min(row.rounds, row.baseline.rounds))}."
+        f" {row.baseline.tok_per_sec:,.0f}{certainty}; {runs_text(row)}."
     )
 
 
-def stages_headline(plain: Row, fast: Row, runs: int) -> str:
+def stages_headline(row: Row) -> str:
     return (
-        f"{fast.label} trains **{fast.tok_per_sec:,.0f} tok/sec,"
-        f" {fast.factor_baseline:.2f} times** 00's {plain.tok_per_sec:,.0f} (published, on an"
-        f" A100: {fast.published_factor_baseline:.2f} times); {runs_text(runs)}."
+        f"{row.label} trains **{row.tok_per_sec:,.0f} tok/sec,"
+        f" {row.factor_baseline:.2f} times** 00's {row.baseline.tok_per_sec:,.0f} (published, on an"
+        f" A100: {row.published_factor_baseline:.2f} times); {runs_text(row)}."
     )
 
 
-def runs_text(runs: int) -> str:
-    """Returns on how many runs of each script a speedup rests."""
+def runs_text(row: Row) -> str:
+    """Returns on how many runs of each script a speedup over the baseline rests."""
+    runs = rounds_of_both(row)
     return SINGLE_RUNS if runs == 1 else f"{counted(runs, 'run')} each"
-
-
-def all_factors(results: Path) -> list[float]:
-    """Returns how many times as fast as 00 01 was in each measurement of a folder that has both."""
-    factors = [
-        factor_of(rows)
-        for study in ("ladder", "stages", "time-to-loss")
-        for path in sorted(results.glob(f"{study}*.jsonl"))
-        for _, rows in found_in(results, path.stem)
-    ]
-    return [factor for factor in factors if factor]
-
-
-def factor_of(rows: list[Row]) -> float | None:
-    """Returns how many times as fast as 00 01 is, both at their own settings, or the last script of
-    a whole ladder; None where one is missing."""
-    base = rows[0].run
-    if base.options or base.stage != "00" and base.number != 0:
-        return None
-    ends = [row for row in rows if not row.run.options and (row.run.stage == "01" or is_whole(row))]
-    return ends[-1].factor_baseline if ends else None

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from bench.analysis.rows import Row
 from bench.measure.journal import Measured
+from bench.measure.plan import Plan
+from bench.measure.records import Record
 from gpt_speed.common import counted, listed
 
 SINGLE_RUNS = "single runs, no significance"
@@ -17,15 +19,17 @@ def provenance(measured: Iterable[Measured]) -> str:
     ordered = sorted(measured, key=lambda measurement: measurement.time)
     if not ordered:
         return ""
-
-    def moment(one: Measured) -> str:
-        commit = f" at {one.commit[:7]}{one.commit[40:]}" if one.commit else ""
-        return f"{one.time[:4]}-{one.time[4:6]}-{one.time[6:8]}{commit}"
-
-    first, last = moment(ordered[0]), moment(ordered[-1])
+    first, last = moment_of(ordered[0]), moment_of(ordered[-1])
     when = f"on {first}" if first == last else f"from {first} to {last}"
     versions = dict.fromkeys(measurement.machine["torch"] for measurement in ordered)
     return f"Measured {when} with PyTorch {listed(versions)}."
+
+
+def moment_of(measured: Measured) -> str:
+    """Returns the date and the commit of a measurement."""
+    time, commit = measured.time, measured.commit
+    date = f"{time[:4]}-{time[4:6]}-{time[6:8]}"
+    return f"{date} at {commit[:7]}{commit[40:]}" if commit else date  # a + of edited files is kept
 
 
 def one_reference(rows: list[Row]) -> bool:
@@ -33,11 +37,10 @@ def one_reference(rows: list[Row]) -> bool:
     return all(row.factor == row.factor_baseline for row in rows)
 
 
-def rounds_note(measured, rows: list[Row]) -> str:
+def rounds_note(measured: Measured, rows: list[Row]) -> str:
     """Returns over how many rounds rows are compared, such as "4 rounds (2 planned, 2 added)"."""
-    own = [set(row.by_round) for row in rows if row.by_round and not row.outcome]
     most = max((row.rounds for row in rows), default=0)
-    rounds, details = len(set.intersection(*own)) if own else most, []
+    rounds, details = compared_rounds(rows, most), []
     if measured.planned and rounds > measured.planned:
         details += [f"{measured.planned} planned", f"{rounds - measured.planned} added"]
     if most > rounds:
@@ -45,29 +48,38 @@ def rounds_note(measured, rows: list[Row]) -> str:
     return counted(rounds, "round") + (f" ({', '.join(details)})" if details else "")
 
 
-def machine_note(measured, rows: list[Row]) -> str:
+def compared_rounds(rows: list[Row], most: int) -> int:
+    """Returns in how many rounds all rows without a failure have a run; `most` without any."""
+    rounds = [row.by_round.keys() for row in rows if row.by_round and not row.outcome]
+    return len(set.intersection(*map(set, rounds))) if rounds else most
+
+
+def machine_note(measured: Measured, rows: list[Row]) -> str:
     """Returns on what was measured, and how: seeds, rounds, options, batch sizes, text, float32."""
-    plan, machine, seed = measured.plan, measured.machine, measured.plan.first_seed
-    last = seed + max((row.rounds for row in rows), default=0) - 1
-    parts = [
-        f"seeds {seed} to {last}" if plan.new_seeds and last > seed else f"seed {seed}",
-        rounds_note(measured, rows),
-    ]
+    machine, batches = measured.machine, measured.plan.batches
+    parts = [seeds_note(measured, rows), rounds_note(measured, rows)]
     if measured.options:
         parts.append(f"options `{shlex.join(measured.options)}`")
-    parts += [
-        f"batch size {batch} in place of {published}" for published, batch in plan.batches.items()
-    ]
+    parts += [f"batch size {batch} in place of {published}" for published, batch in batches.items()]
     if measured.text:
         parts.append(f"text: {measured.text}")
-    text = f"{machine['name']}, PyTorch {machine['torch']}; {', '.join(parts)}."
+    note = f"{machine['name']}, PyTorch {machine['torch']}; {', '.join(parts)}."
     reasons = {float32_reason(row.record) for row in rows if row.record} - {None}
     if reasons:
-        text += f" From technique 5 on all is trained in **float32** ({listed(sorted(reasons))})."
-    return text
+        note += f" From technique 5 on all is trained in **float32** ({listed(sorted(reasons))})."
+    return note
 
 
-def float32_reason(record) -> str | None:
+def seeds_note(measured: Measured, rows: list[Row]) -> str:
+    """Returns which seeds the rounds had."""
+    first = measured.plan.first_seed
+    last = first + max((row.rounds for row in rows), default=0) - 1
+    return (
+        f"seeds {first} to {last}" if measured.plan.new_seeds and last > first else f"seed {first}"
+    )
+
+
+def float32_reason(record: Record) -> str | None:
     """Returns why a script trained in float32 that trains in bfloat16 where it can, or None."""
     reason = record.config.get("dtype_reason")  # of technique 5 and later
     by_choice = record.config.get("autocast")  # only the weights are in float32
@@ -86,26 +98,31 @@ def speedup_note(rows: list[Row]) -> str:
         over = "of the script with the technique over the one without it"
     elif one_reference(rows):
         over = "over the first row"
-    text = f"Speedups are {over}; docs/methodology.md says what else the columns mean."
-    if labels := [
-        f"`{row.label}`" for row in rows if row.record and row.record.config.get("compile") is False
-    ]:
-        text += f" Not compiled, for lack of a compiler or by choice: {', '.join(labels)}."
-    return text
+    note = f"Speedups are {over}; docs/methodology.md says what else the columns mean."
+    labels = [f"`{row.label}`" for row in rows if is_uncompiled(row)]
+    if labels:
+        note += f" Not compiled, for lack of a compiler or by choice: {', '.join(labels)}."
+    return note
 
 
-def full_notes(measured, rows: list[Row]) -> list[str]:
+def is_uncompiled(row: Row) -> bool:
+    """Returns whether a script ran uncompiled that is compiled where it can be."""
+    return row.record is not None and row.record.config.get("compile") is False
+
+
+def length_note(plan: Plan) -> str:
+    """Returns how long each run trained."""
+    if plan.tokens:
+        return f"{plan.tokens:,} tokens"
+    return counted(plan.epochs, "epoch") if plan.epochs else "The scripts' own length"
+
+
+def full_notes(measured: Measured, rows: list[Row]) -> list[str]:
     """Returns what stands below a bench.report.tables.full_table."""
-    plan, noise = measured.plan, rows[0].seed_noise
-    length = (
-        f"{plan.tokens:,} tokens"
-        if plan.tokens
-        else counted(plan.epochs, "epoch")
-        if plan.epochs
-        else "The scripts' own length"
-    )
-    text = speedup_note(rows)
+    noise, peak = rows[0].seed_noise, peak_note(measured.peak)
+    speedups = speedup_note(rows)
     if noise is not None:
         seeds = len(rows[0].losses_by_seed)
-        text += f" Over {seeds} seeds the first row's losses vary by {noise:.4f}."
-    return [f"{machine_note(measured, rows)} {length} per run. {peak_note(measured.peak)}", text]
+        speedups += f" Over {seeds} seeds the first row's losses vary by {noise:.4f}."
+    how = f"{machine_note(measured, rows)} {length_note(measured.plan)} per run. {peak}"
+    return [how, speedups]

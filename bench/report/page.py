@@ -3,14 +3,17 @@ file that opens in any browser."""
 
 import base64
 import re
+from collections.abc import Collection
 from pathlib import Path
 from string import Template
 
+from bench.analysis.folders import newest_in
 from bench.common import write_whole
-from bench.report.machine_section import headline, machine_section, read_look
+from bench.measure.machine import read_look
+from bench.report.machine_section import headline, machine_section
 from bench.report.notes import provenance
 from bench.report.pictures import draw_all
-from bench.report.tables import found_in, picture_name, text_of
+from bench.report.tables import picture_name, text_of
 
 OPEN = "<details><summary>The ladder"  # the section that is open at first
 FRAME = Path(__file__).with_name("report.html")  # the style, and what sorts tables
@@ -19,31 +22,45 @@ FRAME = Path(__file__).with_name("report.html")  # the style, and what sorts tab
 def write_page(studies: dict, results: Path, missing: dict[str, str]) -> Path:
     """Writes report.md, report.html and the pictures. `missing`: the studies that aren't finished,
     and why. Raises OSError."""
-    look, pictures = read_look(results), draw_all(studies, results)
+    pictures = draw_all(studies, results)
     for file, content in pictures.items():
         write_whole(results / file, content)
     shown = [study for study in studies.values() if study.place]
-    everything = [one for study in shown for one, _ in found_in(results, study.name)]
     page = [
+        *head_of(shown, results, missing),
+        *(part for study in shown for part in section_of(study, results, pictures.keys())),
+    ]
+    write_whole(results / "report.md", "\n".join(page) + "\n")
+    if not write_html(results / "report.md"):
+        print("no report.html beside report.md: pip install -r requirements-extras.txt")
+    return results / "report.md"
+
+
+def head_of(studies: list, results: Path, missing: dict[str, str]) -> list[str]:
+    """Returns what stands above the studies: the finding, when it was measured, the machine."""
+    look = read_look(results)
+    everything = [one for study in studies for one, _ in newest_in(results, study.name)]
+    return [
         f"# GPT training on {look['machine']['name']}\n",
         headline(results),
         f"\n{provenance(everything)} tok/sec excludes evaluation.",
         *(f"\nNot finished: {name}: {why}" for name, why in missing.items()),
         f"\n## This machine\n\n{machine_section(look)}",
     ]
-    for study in shown:
-        parts = []
-        for measured, _ in found_in(results, study.name):
-            parts.append(text_of(study, measured))
-            name = picture_name(study.name, measured.kind)
-            if f"{name}.png" in pictures:
-                parts.append(f"![{name}]({name}.png)\n")
-        if parts or study.in_report:
-            page += [f"\n## {study.title}\n", "\n".join(parts) or "Not measured yet.\n"]
-    write_whole(results / "report.md", "\n".join(page) + "\n")
-    if not write_html(results / "report.md"):
-        print("no report.html beside report.md: pip install -r requirements-extras.txt")
-    return results / "report.md"
+
+
+def section_of(study, results: Path, pictures: Collection[str]) -> list[str]:
+    """Returns a study's heading, tables and pictures; nothing of one that isn't measured, unless
+    a report should have it."""
+    parts = []
+    for measured, _ in newest_in(results, study.name):
+        parts.append(text_of(study, measured))
+        name = picture_name(study.name, measured.kind)
+        if f"{name}.png" in pictures:
+            parts.append(f"![{name}]({name}.png)\n")
+    if not parts and not study.in_report:
+        return []
+    return [f"\n## {study.title}\n", "\n".join(parts) or "Not measured yet.\n"]
 
 
 def write_html(page: Path) -> Path | None:

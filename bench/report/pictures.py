@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 
+from bench.analysis.folders import newest_in
 from bench.analysis.rows import Row
 from bench.common import short_name
-from bench.report.tables import found_in, picture_name
+from bench.report.tables import picture_name
 
 # Hues that colour-blind readers tell apart (Okabe and Ito's), of luminances that differ in grey.
 COLOURS = {"00": "#F2B84B", "01": "#00548C", "02": "#1FA77E"}
@@ -111,7 +112,7 @@ def draw_all(studies: dict, results: Path) -> dict[str, bytes]:
         return {}
     pictures = {}
     for name, study in studies.items():
-        for measured, rows in found_in(results, name):
+        for measured, rows in newest_in(results, name):
             if figure := study.picture(measured, rows):
                 pictures[f"{picture_name(name, measured.kind)}.png"] = picture_bytes(figure)
         pyplot.close("all")
@@ -160,9 +161,8 @@ def draw_bars(
 def draw_alternatives(measured, base: Row, rows: list[Row]):
     """Draws speed and memory of each row as factors over `base`, the fastest first; of the speed
     with 95 % intervals."""
-    rows = sorted(
-        (row for row in rows if row.factor and row.memory_factor), key=lambda row: -row.factor
-    )
+    rows = [row for row in rows if row.factor and row.memory_factor]
+    rows.sort(key=lambda row: -row.factor)
     if not rows:
         return None
     figure, [(subfigure, speed, memory)] = rows_of_panels(
@@ -170,23 +170,35 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
         [1.8 + 0.36 * len(rows)],
         [1, 1],
     )
-    draw_bars(
+    labels = [fill(row.label, 36, break_on_hyphens=False) for row in rows]
+    draw_factors(
         speed,
-        [fill(row.label, 36, break_on_hyphens=False) for row in rows],
+        "× speed",
+        labels,
         [row.factor for row in rows],
-        [f"{row.factor:.2f}" for row in rows],
-        [colour_of(row) for row in rows],
+        list(map(colour_of, rows)),
         [row.interval or () for row in rows],
     )
-    draw_bars(
+    draw_factors(
         memory,
+        "× memory, not tested",
         [""] * len(rows),
         [row.memory_factor for row in rows],
-        [f"{row.memory_factor:.2f}" for row in rows],
         MEMORY,
     )
-    for axes, label in ((speed, "× speed"), (memory, "× memory, not tested")):
-        axes.axvline(1, color="0.7", linewidth=1, zorder=0)
-        axes.set_xlabel(label)
     colour_legend(subfigure)
     return figure
+
+
+def draw_factors(
+    axes,
+    heading: str,
+    names: list[str],
+    factors: list[float],
+    colours: Sequence[str],
+    intervals: Sequence[Sequence[float]] = (),
+) -> None:
+    """Draws a named bar for each factor, and a line where nothing is gained."""
+    draw_bars(axes, names, factors, [f"{factor:.2f}" for factor in factors], colours, intervals)
+    axes.axvline(1, color="0.7", linewidth=1, zorder=0)
+    axes.set_xlabel(heading)

@@ -10,15 +10,17 @@ from functools import cache
 from pathlib import Path
 
 from bench.analysis.claims import WITH_FAST_MATH, Claims, Contribution
+from bench.analysis.folders import has_gpu, newest_in
 from bench.analysis.rows import Row
+from bench.analysis.totals import optimized_on, rounds_of_both, totals_in
 from bench.catalogue import published
 from bench.common import REFERENCE, ROOT, relative, short_name, write_whole
+from bench.predict.reference import GPT2, prediction_of
 from bench.predict.store import fitting
 from bench.report import explorer, prediction_tables, technique_pages, waterfall
-from bench.report.machine_section import all_factors, runs_text
-from bench.report.notes import provenance
+from bench.report.notes import SINGLE_RUNS, provenance
 from bench.report.pictures import picture_bytes
-from bench.report.tables import excerpts_of, found_in, spread
+from bench.report.tables import excerpts_of, spread
 from gpt_speed.cards import CARDS
 from gpt_speed.common import UserError
 from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col
@@ -52,7 +54,7 @@ BLOCKS = {  # from a machine's folder, by their markers' names
     "measured": lambda machine: provenance(  # when, and at which commits
         measured
         for path in machine.glob("**/*.jsonl")
-        for measured, _ in found_in(path.parent, path.stem)
+        for measured, _ in newest_in(path.parent, path.stem)
     ),
     "own-gpu": lambda machine: markdown(prediction_tables.gpu_table(machine)),
     "machines": lambda _: technique_pages.results(),
@@ -88,7 +90,7 @@ def update(text: str, machine: Path, studies: dict) -> str:
         return {
             name: table
             for study in studies.values()
-            for measured, _ in found_in(folder, study.name)
+            for measured, _ in newest_in(folder, study.name)
             for name, table in excerpts_of(study, measured).items()
         }
 
@@ -128,8 +130,8 @@ def figures_of(reference: Path) -> dict[str, str]:
     claims = Claims(reference)
     h100, steps, variants = claims.ladder, claims.steps, claims.variants
     before, after = claims.tuned["00"], claims.tuned["01"]
-    cpus = [row for row in optimized_in(reference) if not technique_pages.has_gpu(row)]
-    on_cpus = [factor for row in cpus for factor in all_factors(row.measured.folder)]
+    cpus = [row for row in optimized_in(reference) if not has_gpu(row)]
+    on_cpus = [factor for row in cpus for factor in totals_in(row.measured.folder)]
     slower = [variants[name].factor for name in ("head-liger", "optimizer-muon")]
     return {
         "techniques": f"{len(stack.load()) - 1}",  # DDP is a script of its own
@@ -186,12 +188,12 @@ def one_or_range(values: list[float]) -> str:
 def optimized_in(reference: Path) -> list[Row]:
     """Returns the optimized script of each machine that has measured it and the baseline."""
     folders = sorted({path.parent for path in reference.glob("*/*.jsonl")})
-    return [row for folder in folders if (row := technique_pages.optimized_on(folder))]
+    return [row for folder in folders if (row := optimized_on(folder))]
 
 
 def hardware_table(reference: Path) -> Table:
     """Returns a line for each GPU that was measured, one that is predicted, and the published."""
-    rows = [row for row in optimized_in(reference) if technique_pages.has_gpu(row)]
+    rows = [row for row in optimized_in(reference) if has_gpu(row)]
     lines = [*map(measured_line, rows), predicted_line("RTX 4090"), published_line()]
     return Table(
         [
@@ -211,8 +213,8 @@ def measured_line(row: Row) -> dict[str, str]:
     source = f"[measured](results/reference/{folder}/README.md)"
     if row.plan.tokens:
         source += f" over {row.record.logs[-1]['step'] + 1} steps"
-    if row.rounds == 1:
-        source += f", {runs_text(row.rounds)}"
+    if rounds_of_both(row) == 1:
+        source += f", {SINGLE_RUNS}"
     return dict(
         hardware=f"{row.run.processes} × {short_name(row.measured.machine)}",
         baseline=f"{row.baseline.tok_per_sec:,.0f}",
@@ -225,9 +227,8 @@ def measured_line(row: Row) -> dict[str, str]:
 def predicted_line(name: str) -> dict[str, str]:
     """Returns what is predicted for a card, at the largest batches that fit up to the scripts'
     own. Raises UserError where that isn't stored, StackError."""
-    card, options = CARDS[name], prediction_tables.GPT2
-    baseline = prediction_tables.prediction_of("00", options)
-    optimized = prediction_tables.prediction_of("01", options)
+    card = CARDS[name]
+    baseline, optimized = prediction_of("00", GPT2), prediction_of("01", GPT2)
     small = min(8, fitting(baseline.needs, card.mib))
     large = min(32, fitting(optimized.needs, card.mib))
     speedup = optimized.tok_per_sec(large, card) / baseline.tok_per_sec(small, card)

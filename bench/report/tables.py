@@ -1,11 +1,8 @@
-"""The columns that studies share, and the tables of a folder of results."""
+"""The columns that studies share, and the tables of what was measured."""
 
 from collections.abc import Sequence
-from functools import lru_cache
-from pathlib import Path
 
 from bench.analysis.rows import Row, rows_of
-from bench.measure.journal import Measured, journal_of, newest, read_journal
 from bench.report.notes import one_reference, rounds_note
 from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col
 
@@ -42,34 +39,18 @@ LOSS = num_col("val loss", "val_loss", ".4f")
 EXPECTED_LOSS = text_col("expected effect on the loss", "run.loss")
 
 
-# ---- What was measured -------------------------------------------------------------------------
-
-
-def found_in(folder: Path, study: str) -> list[tuple[Measured, list[Row]]]:
-    """Returns the newest measurement of each kind of a study, with its rows. Raises OSError."""
-    path = journal_of(folder, study)
-    return measured_in(path, path.stat().st_mtime_ns if path.exists() else None)
-
-
-@lru_cache
-def measured_in(path: Path, changed: int | None) -> list[tuple[Measured, list[Row]]]:
-    """Reads a journal once for each time that it was `changed`."""
-    return [(measured, rows_of(measured)) for measured in newest(read_journal(path))]
-
-
-def rows_in(folder: Path, study: str) -> list[Row]:
-    return [row for _, rows in found_in(folder, study) for row in rows]
+# ---- Tables of a plan --------------------------------------------------------------------------
 
 
 def text_of(study, measured) -> str:
-    """All tables of a plan that was measured, and what has to be said of them."""
+    """Returns all tables of a plan that was measured, and what has to be said of them."""
     rows = rows_of(measured)
     notes = "".join(f"\n{note}\n" for note in study.notes(measured, rows))
     return markdown(*study.tables(measured, rows)) + notes
 
 
 def excerpts_of(study, measured) -> dict[str, str]:
-    """What the markers of a page ask for, by their names."""
+    """Returns the tables that the markers of a page ask for, by their names."""
     rows = rows_of(measured)
     added = f"\n{rounds_note(measured, rows)}.\n" if measured.planned else ""
     return {

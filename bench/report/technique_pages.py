@@ -1,21 +1,23 @@
 """What stands in the pages about each machine and each technique: tables and cards."""
 
-import math
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
-from bench.analysis.rows import Row, rows_of
-from bench.catalogue import published
-from bench.common import REFERENCE, short_name, trained_in
-from bench.measure.journal import read_journal
-from bench.report import prediction_tables
-from bench.report.machine_section import all_factors
+from bench.analysis.folders import has_gpu, machines
+from bench.analysis.gains import Gain, best, gain_of, technique_gains, variant_rows
+from bench.analysis.rows import Row
+from bench.analysis.totals import optimized_on, totals_in
+from bench.catalogue import Run, published
+from bench.predict.reference import predicted_gains
 from bench.report.notes import SINGLE_RUNS
 from bench.report.pictures import place_of
-from bench.report.tables import bold, rows_in, spread
+from bench.report.tables import bold, spread
 from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col
 from patches import stack
+from patches.stack import Patch
 
+SHOWN_GPU, SHOWN_CPU = "H100", "Xeon"  # of whose gains the techniques' table tells
 # What variants are for: the beginnings of their names, in order; "" of all that are left.
 PURPOSES = {
     "Less memory": (
@@ -43,26 +45,6 @@ PURPOSES = {
     ),
     "Data and debugging": ("",),
 }
-WIDE = 1.4  # the upper end of an interval over the lower: then one run distorts the mean
-
-
-def machines() -> list[Path]:
-    """Returns the folders of the machines that were measured."""
-    return sorted({path.parent for path in REFERENCE.glob("*/*.jsonl")})
-
-
-def has_gpu(row: Row) -> bool:
-    return row.measured.machine["gpus"] > 0
-
-
-def optimized_on(folder: Path) -> Row | None:
-    """Returns the last script of a machine's ladder; where none that begins with 00 was measured,
-    01 by itself."""
-    for study in ("ladder", "stages"):
-        rows = [row for row in rows_in(folder, study) if row.speeds and not row.run.torchrun]
-        if rows and not rows[0].run.number and rows[-1].factor_baseline:
-            return rows[-1]
-    return None
 
 
 def results() -> str:
@@ -99,25 +81,100 @@ def interval_over_baseline(row: Row) -> str:
 
 def factors_text(folder: Path) -> str:
     """Returns the range of a machine's speedups, and of how many measurements; "" of one."""
-    factors = all_factors(folder)
-    return f"{spread(factors, '.2f')} ({len(factors)})" if len(factors) > 1 else ""
+    totals = totals_in(folder)
+    return f"{spread(totals, '.2f')} ({len(totals)})" if len(totals) > 1 else ""
+
+
+# ---- Techniques --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Technique:
+    """What the pages tell of a technique of the series."""
+
+    patch: Patch
+    number: int
+    gains: list[Gain]  # those on GPUs first, the published one last
+    published_factor: float | None
+
+    @property
+    def title(self) -> str:
+        """The heading of its card."""
+        title = self.patch.fields["Technique"]
+        return title if self.patch.name == "ddp" else f"{self.number}. {title}"
+
+    @property
+    def link(self) -> str:
+        """A link to its card."""
+        anchor = re.sub(r"[^\w\- ]", "", self.title.lower()).replace(" ", "-")  # as code hosts do
+        return f"[{self.title}](#{anchor})"
+
+    @property
+    def loss(self) -> str:
+        return self.patch.fields["Loss"].split()[0]
+
+    def on(self, machine: str) -> Gain | None:
+        """Returns what it gained on a machine; None where it wasn't measured."""
+        return next((gain for gain in self.gains if gain.machine == machine), None)
+
+
+def techniques() -> list[Technique]:
+    """Returns every technique, in the order of the series; DDP comes last."""
+    gains, result, before = technique_gains(), [], published()["00"]
+    for number, patch in enumerate(stack.load(), 1):
+        own, factor, now = gains.get(patch.name, []), None, patch.published
+        if now:
+            factor = now.tok_per_sec / before.tok_per_sec
+            own = [*own, published_gain(now, before)]
+            before = now
+        result.append(Technique(patch, number, own, factor))
+    return result
+
+
+def published_gain(now: stack.Published, before: stack.Published) -> Gain:
+    """Returns the gain between two published figures."""
+    gpus = f"{now.gpus} A100s" if now.gpus > 1 else "A100"
+    return Gain(
+        f"{gpus} (published)",
+        now.tok_per_sec / before.tok_per_sec,
+        now.reserved_gb / before.reserved_gb,
+        "published",
+    )
+
+
+def speed_text(gain: Gain | None) -> str:
+    """Writes times the speed: bold where that is significant, in italics where it is predicted;
+    "" without a gain."""
+    if not gain:
+        return ""
+    mark = "†" if gain.by_medians else ""
+    return in_italics(gain, bold(f"{gain.factor:.2f}", gain.significance) + mark)
+
+
+def memory_text(gain: Gain | None) -> str:
+    """Writes times the memory, as speed_text; "" also where it isn't known."""
+    return in_italics(gain, fmt(gain.memory, ".2f")) if gain else ""
+
+
+def in_italics(gain: Gain, text: str) -> str:
+    """Returns a figure of a gain in italics where that is predicted."""
+    return f"*{text}*" if text and gain.source == "predicted" else text
 
 
 def index() -> str:
     """Returns a table for the page with the cards: what each technique gained, the most on a GPU
     first, and what it costs."""
     *lines, ddp = techniques()
-    gpu, *_, cpu, _ = lines[0]["gains"]
-    lines.sort(key=lambda line: -line["gains"][gpu]["factor"] if gpu in line["gains"] else 0)
+    lines.sort(key=gain_on_the_gpu, reverse=True)
     return markdown(
         Table(
             [
                 text_col("technique", "link"),
-                num_col(f"{gpu}: × speed", f"gains.{gpu}.speed"),
-                num_col(f"{gpu}: × memory", f"gains.{gpu}.memory", ".2f"),
-                num_col("A100: × speed", "factor", ".2f"),
-                num_col(f"{cpu}: × speed", f"gains.{cpu}.speed"),
-                Column("loss", lambda line: line["patch"].fields["Loss"].split()[0], True),
+                speed_col(SHOWN_GPU),
+                Column(f"{SHOWN_GPU}: × memory", lambda one: memory_text(one.on(SHOWN_GPU))),
+                num_col("A100: × speed", "published_factor", ".2f"),
+                speed_col(SHOWN_CPU),
+                text_col("loss", "loss"),
                 text_col("limits", "patch.fields.Limits"),
             ],
             [*lines, ddp],
@@ -125,46 +182,15 @@ def index() -> str:
     )
 
 
-def techniques() -> list[dict]:
-    """Returns of each technique its patch, the title of its card, a link to that, its published
-    factor, and its gains by machine, those on GPUs first. DDP comes last."""
-    rows = [
-        row
-        for folder in machines()
-        for row in every_row_in(folder, "ladder")
-        if row.factor
-        and len(row.techniques) < 2
-        and "--model" not in row.measured.options
-        and trained_in(row.measured.machine) == "bfloat16"
-    ]
-    rows.sort(key=has_gpu, reverse=True)
-    lines, before = [], published()["00"]
-    for number, patch in enumerate(stack.load(), 1):
-        title, now = patch.fields["Technique"], patch.published
-        if patch.name != "ddp":
-            title = f"{number}. {title}"
-        anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")  # as code hosts make it
-        gains = {}
-        for row in (row for row in rows if str(row.run.script) == patch.name):
-            factor, mark = row.factor, ""
-            if row.interval and row.interval[1] > WIDE * row.interval[0]:
-                factor, mark = row.tok_per_sec / row.reference.tok_per_sec, "†"
-            gains[re.sub("^(AMD|Intel) ", "", short_name(row.measured.machine))] = dict(
-                factor=factor,
-                memory=row.memory_factor,
-                speed=bold(f"{factor:.2f}", row.significance) + mark,
-            )
-        factor = now and now.tok_per_sec / before.tok_per_sec
-        if now:
-            gpus = f"{now.gpus} A100s" if now.gpus > 1 else "A100"
-            gains[f"{gpus} (published)"] = dict(
-                speed=f"{factor:.2f}", memory=now.reserved_gb / before.reserved_gb
-            )
-        lines.append(
-            dict(patch=patch, title=title, link=f"[{title}](#{anchor})", factor=factor, gains=gains)
-        )
-        before = now or before
-    return lines
+def gain_on_the_gpu(technique: Technique) -> float:
+    """Returns times the speed on the GPU that the table shows; 0 where that isn't known."""
+    gain = technique.on(SHOWN_GPU)
+    return gain.factor if gain else 0.0
+
+
+def speed_col(machine: str) -> Column:
+    """Returns a column of what techniques gained on a machine."""
+    return Column(f"{machine}: × speed", lambda technique: speed_text(technique.on(machine)))
 
 
 # ---- Cards -------------------------------------------------------------------------------------
@@ -172,15 +198,16 @@ def techniques() -> list[dict]:
 
 def technique_cards() -> str:
     """Returns a card for each technique: what its header says first, a table, and its code."""
-    texts = []
-    for line in techniques():
-        patch, fields = line["patch"], line["patch"].fields
-        gains = "; ".join(
-            f"{machine} {gain['speed']}×, {fmt(gain['memory'], '.2f')}×"
-            for machine, gain in line["gains"].items()
-        )
-        diff = stack.read(stack.ROOT / patch.file)[len(patch.header) :].decode()
-        texts.append(f"""## {line["title"]}
+    return "\n".join(map(technique_card, techniques()))
+
+
+def technique_card(technique: Technique) -> str:
+    patch, fields = technique.patch, technique.patch.fields
+    gains = "; ".join(
+        f"{gain.machine} {speed_text(gain)}×, {memory_text(gain)}×" for gain in technique.gains
+    )
+    diff = stack.read(stack.ROOT / patch.file)[len(patch.header) :].decode()
+    return f"""## {technique.title}
 {prose_of(patch)}
 
 | use it when | {fields.get("Use", "")} |
@@ -194,39 +221,77 @@ def technique_cards() -> str:
 ```diff
 {diff}```
 </details>
-""")
-    return "\n".join(texts)
+"""
+
+
+@dataclass
+class Variant:
+    """What a table tells of a variant, with the options that it was measured with."""
+
+    script: str
+    label: str
+    on_gpu: list[Gain]
+    on_cpu: list[Gain]
+
+    @property
+    def link(self) -> str:
+        """A link to the card of its patch."""
+        return f"[`{self.label}`](#{self.script})"
+
+    @property
+    def memory(self) -> str:
+        """Times the memory, on the GPU or else on the CPU."""
+        return memory_text(best(self.on_gpu) or best(self.on_cpu))
 
 
 def variant_cards() -> str:
     """Returns for each purpose a table of what its variants gain, and a card for each."""
-    gains, rest, texts = variant_gains(), stack.load_variants(), []
+    variants, rest, texts = variants_by_script(), stack.load_variants(), []
     for purpose, beginnings in PURPOSES.items():
-        own = list(
-            dict.fromkeys(
-                patch
-                for beginning in beginnings
-                for patch in rest
-                if patch.name.startswith(beginning)
-            )
-        )
+        own = [
+            patch for beginning in beginnings for patch in rest if patch.name.startswith(beginning)
+        ]
+        own = list({patch.name: patch for patch in own}.values())
         rest = [patch for patch in rest if patch not in own]
-        table = markdown(
-            Table(
-                [
-                    text_col("variant", "link"),
-                    num_col("speed, H100", "H100"),
-                    num_col("speed, CPU", "CPU"),
-                    num_col("memory", "memory"),
-                ],
-                [line for patch in own for _, line in sorted(gains.get(patch.name, {}).items())],
-            )
-        )
-        texts += [f"## {purpose}", table.rstrip(), *map(variant_card, own)]
+        table = variants_table([line for patch in own for line in variants.get(patch.name, [])])
+        texts += [f"## {purpose}", markdown(table).rstrip(), *map(variant_card, own)]
     return "\n\n".join(texts) + "\n"
 
 
-def variant_card(patch) -> str:
+def variants_table(variants: list[Variant]) -> Table:
+    """Returns what variants gained: measured with the narrowest interval, or else predicted."""
+    return Table(
+        [
+            text_col("variant", "link"),
+            Column("speed, H100", lambda variant: speed_text(best(variant.on_gpu))),
+            Column("speed, CPU", lambda variant: speed_text(best(variant.on_cpu))),
+            num_col("memory", "memory"),
+        ],
+        variants,
+    )
+
+
+def variants_by_script() -> dict[str, list[Variant]]:
+    """Returns the variants that were measured or predicted, by the names of their patches, sorted
+    by their labels."""
+    variants: dict[tuple[str, str], Variant] = {}
+
+    def variant_of(run: Run) -> Variant:
+        key = str(run.script), run.label
+        return variants.setdefault(key, Variant(*key, [], []))
+
+    for row in variant_rows():
+        variant = variant_of(row.run)
+        (variant.on_gpu if has_gpu(row) else variant.on_cpu).append(gain_of(row))
+    for run, gain in predicted_gains():
+        variant_of(run).on_gpu.append(gain)
+    by_script: dict[str, list[Variant]] = {}
+    for _, variant in sorted(variants.items()):
+        by_script.setdefault(variant.script, []).append(variant)
+    return by_script
+
+
+def variant_card(patch: Patch) -> str:
     """Returns the first paragraph of a patch's header, what it needs or lacks, and its sources."""
     fields, title = patch.fields, patch.fields["Technique"]
     facts = {
@@ -249,12 +314,12 @@ def variant_card(patch) -> str:
     )
 
 
-def prose_of(patch) -> str:
+def prose_of(patch: Patch) -> str:
     """Returns the first paragraph of a patch's header, which says what a reader needs."""
     return " ".join(patch.header.decode().split("\n\n")[1].split())
 
 
-def links_of(patch) -> str:
+def links_of(patch: Patch) -> str:
     """Returns links to a patch and to its sources."""
     sources = re.findall(r"https?://[^\s,]+", patch.fields["Source"])
     return ", ".join(
@@ -268,57 +333,3 @@ def source_name(link: str) -> str:
     if host == "arxiv.org":
         return f"arXiv:{path[-1]}"
     return path[1] if host == "github.com" else host
-
-
-def variant_gains() -> dict[str, dict[str, dict]]:
-    """Returns by variant and label, with a link: times the speed of 01, on the "CPU" with the
-    narrowest interval and on an "H100", predicted where it wasn't measured; and times its memory,
-    on the H100 or else on the CPU."""
-    rows = [
-        row
-        for folder in machines()
-        for row in every_row_in(folder, "variants")
-        if row.factor
-        and row.label.startswith(str(row.run.script))
-        and "--model" not in row.measured.options
-        and (
-            row.significance in ("faster", "slower")
-            or not row.interval
-            or row.interval[1] < WIDE * row.interval[0]
-        )
-    ]
-    rows.sort(
-        key=lambda row: (  # the last figure of a cell stands
-            has_gpu(row),
-            -row.interval[1] / row.interval[0] if row.interval else -math.inf,
-        )
-    )
-    figures = [
-        (
-            row.run,
-            "H100" if has_gpu(row) else "CPU",
-            bold(fmt(row.factor, ".2f"), row.significance),
-            fmt(row.memory_factor, ".2f"),
-        )
-        for row in rows
-    ]
-    gpus_begin = sum(not has_gpu(row) for row in rows)
-    figures[gpus_begin:gpus_begin] = [
-        (run, "H100", f"*{speed:.2f}*", f"*{memory:.2f}*")
-        for run, speed, memory in prediction_tables.gains()
-    ]
-    gains: dict[str, dict[str, dict]] = {}
-    for run, column, speed, memory in figures:
-        line = gains.setdefault(str(run.script), {}).setdefault(run.label, {})
-        line |= {"link": f"[`{run.label}`](#{run.script})", column: speed, "memory": memory}
-    return gains
-
-
-def every_row_in(folder: Path, study: str) -> list[Row]:
-    """Returns a machine's newest rows of a study, and those that only further sessions have."""
-    rows = rows_in(folder, study)
-    for path in sorted(folder.glob(f"{study}-*.jsonl")):
-        for measured in reversed(read_journal(path)):
-            names = {row.run.name for row in rows}
-            rows += [row for row in rows_of(measured) if row.run.name not in names]
-    return rows

@@ -3,13 +3,14 @@ technique gains. Bars and labels of a picture are of one statistic."""
 
 from collections.abc import Callable
 
+from bench.analysis.folders import rows_in
 from bench.analysis.rows import Row
 from bench.common import REFERENCE
 from bench.report.pictures import MEMORY, OWN, colour_legend, colour_of, lay_rows, rows_of_panels
-from bench.report.tables import rows_in
 from gpt_speed.tables import fmt
 
 BEFORE = "#DCE5EC"  # what is gained already
+LETTERS = 40  # of an error that fit next to a bar
 
 
 def by_means(row: Row, other: Row) -> float | None:
@@ -26,25 +27,22 @@ def draw(rows: list[Row], title: str, speedup: Callable, colour: Callable[[Row],
     figure, [(subfigure, axes, memory)] = rows_of_panels(
         [title], [1.5 + 0.37 * max(4, len(rows))], [9, 2]
     )
-    for panel in (axes, memory):
-        lay_rows(panel, len(rows))
+    draw_speedups(axes, rows, speedup, colour)
+    draw_memory(memory, rows)
+    return figure, subfigure, axes
+
+
+def draw_speedups(axes, rows: list[Row], speedup: Callable, colour: Callable[[Row], str]) -> None:
+    """Draws what each row gained, from where the one before it had come to."""
+    lay_rows(axes, len(rows))
     totals = {row.run.name: speedup(row, rows[0]) for row in rows if row.speeds}
-    low, names = min(total for total in totals.values() if total), []
+    low = min(total for total in totals.values() if total)
     for place, row in enumerate(rows):
-        name = row.technique + (f" × {row.run.processes}" if row.run.processes > 1 else "")
-        if len(row.techniques) > 1:
-            name = f"techniques {row.techniques[0]} to"
-        names.append(f"{name} {row.run.number:\u2007>2}")  # the filling is as wide as a figure
-        start = end = low
-        if row.factor and totals[row.run.name]:  # else they share no round with the baseline
-            start, end = sorted((totals[row.reference.run.name], totals[row.run.name]))
+        start, end = ends_of(row, totals) or (low, low)
         axes.barh(place, start - low, 0.56, low, color=BEFORE)
         axes.barh(place, end - start, 0.56, start, color=colour(row))
-        label = f"{fmt(row.tok_per_sec, ',.0f')} tok/sec"
-        if row.factor:
-            label = f"{speedup(row, row.reference):.2f}×"
         axes.annotate(
-            str(row.error or label)[:40],
+            label_of(row, speedup),
             (end, place),
             (8, 0),
             va="center",
@@ -52,19 +50,51 @@ def draw(rows: list[Row], title: str, speedup: Callable, colour: Callable[[Row],
             color=OWN if row.factor else "black",
             fontweight="bold" if row.factor else "normal",
         )
-    axes.set_yticks(range(len(rows)), names)
+    axes.set_yticks(range(len(rows)), list(map(name_of, rows)))
     axes.set_xscale("log", base=2)
     axes.set_xlim(left=low)
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}×")
     axes.set_xlabel("throughput relative to the baseline (log scale); labels: gain of each step")
+
+
+def ends_of(row: Row, totals: dict[str, float | None]) -> tuple[float, float] | None:
+    """Returns where a row's gain begins and ends, times the baseline; None without a gain, or where
+    it shares no round with the baseline."""
+    if not row.factor or not totals[row.run.name]:
+        return None
+    low, high = sorted((totals[row.reference.run.name], totals[row.run.name]))
+    return low, high
+
+
+def name_of(row: Row) -> str:
+    """Returns what a row adds, and its number."""
+    name = row.technique
+    if row.run.processes > 1:
+        name += f" × {row.run.processes}"
+    if len(row.techniques) > 1:
+        name = f"techniques {row.techniques[0]} to"
+    return f"{name} {row.run.number:\u2007>2}"  # the filling is as wide as a figure
+
+
+def label_of(row: Row, speedup: Callable) -> str:
+    """Returns what stands at a row's bar: its gain, its speed where it has none, or its error."""
+    if row.error:
+        return row.error[:LETTERS]
+    if row.factor:
+        return f"{speedup(row, row.reference):.2f}×"
+    return f"{fmt(row.tok_per_sec, ',.0f')} tok/sec"
+
+
+def draw_memory(axes, rows: list[Row]) -> None:
+    """Draws the memory that each row reserved."""
+    lay_rows(axes, len(rows))
     sizes = [row.reserved_gb or 0 for row in rows]
-    bars = memory.barh(range(len(rows)), sizes, 0.56, color=MEMORY)
-    memory.bar_label(bars, [f"{size:.1f}" if size else "" for size in sizes], padding=4)
-    memory.set_xlim(0, 1.5 * max(sizes) or 1)
-    memory.set_xticks([])
-    memory.spines["bottom"].set_visible(False)
-    memory.set_xlabel("memory, GB")
-    return figure, subfigure, axes
+    bars = axes.barh(range(len(rows)), sizes, 0.56, color=MEMORY)
+    axes.bar_label(bars, [f"{size:.1f}" if size else "" for size in sizes], padding=4)
+    axes.set_xlim(0, 1.5 * max(sizes) or 1)
+    axes.set_xticks([])
+    axes.spines["bottom"].set_visible(False)
+    axes.set_xlabel("memory, GB")
 
 
 def machine_picture(title: str, rows: list[Row]):
@@ -76,7 +106,7 @@ def machine_picture(title: str, rows: list[Row]):
 
 def readme_picture():
     """Draws the H100's ladder by medians, and the published A100's as circles."""
-    rows = [row for row in rows_in(REFERENCE / "nvidia-h100", "ladder") if row.records]
+    rows = [row for row in rows_in(REFERENCE / "nvidia-h100", "ladder") if row.trainings]
     first, last = rows[0], rows[-1]
     figure, subfigure, axes = draw(rows, "", by_medians, lambda _: OWN)
     subfigure.suptitle(

@@ -6,14 +6,16 @@ import sys
 from collections.abc import Generator
 from pathlib import Path
 
+from bench.analysis.training import Training
 from bench.catalogue import Run
 from bench.measure.journal import Measured
 from bench.measure.plan import STEPS, TOKENS, Plan, Setup
+from bench.measure.records import Record
 from bench.measure.run import failed
 from bench.report.notes import full_notes
 from bench.report.tables import full_table, picture_name
 from bench.subcommands import Subcommand, all_in
-from gpt_speed.tables import Table
+from gpt_speed.tables import Table, fmt
 
 
 class Study(Subcommand):
@@ -64,6 +66,11 @@ class Study(Subcommand):
     def failed(self, measured: Measured) -> bool:
         """Returns whether a run failed that should not: then measure.py exits with 1."""
         return failed(measured)
+
+    def summary(self, record: Record, plan: Plan) -> str:
+        """Returns what a run came to, for the line that is printed after it."""
+        loss = fmt(record.val_loss_after(plan.loss_tokens), ".3f") or "n/a"
+        return f"{Training(record).tok_per_sec:,.0f} tok/sec, val loss {loss}"
 
     def tables(self, measured: Measured, rows: list) -> list[Table]:
         """Returns what a report shows of a plan that was measured."""

@@ -164,7 +164,7 @@ def scripts_table(groups: list[Measured]) -> Table:
     """Returns a row for each script of each group; without any, those of the published figures."""
 
     def quartiles(row: Row) -> str:
-        first, _, third = row.record.quartiles or (None, None, None)
+        first, _, third = row.training.quartiles or (None, None, None)
         return spread([first, third]) if first is not None else ""
 
     return Table(

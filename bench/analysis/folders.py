@@ -1,0 +1,53 @@
+"""The rows of a folder of results, and of the folders of all machines."""
+
+from functools import lru_cache
+from pathlib import Path
+
+from bench.analysis.rows import Row, rows_of
+from bench.common import REFERENCE
+from bench.measure.journal import Measured, journal_of, newest, read_journal
+
+
+def newest_in(folder: Path, study: str) -> list[tuple[Measured, list[Row]]]:
+    """Returns the newest measurement of each kind of a study, with its rows. Raises OSError."""
+    path = journal_of(folder, study)
+    return read_newest(path, path.stat().st_mtime_ns if path.exists() else None)
+
+
+@lru_cache
+def read_newest(path: Path, changed: int | None) -> list[tuple[Measured, list[Row]]]:
+    """Reads a journal once for each time that it was `changed`."""
+    return [(measured, rows_of(measured)) for measured in newest(read_journal(path))]
+
+
+def rows_in(folder: Path, study: str) -> list[Row]:
+    return [row for _, rows in newest_in(folder, study) for row in rows]
+
+
+def every_row_in(folder: Path, study: str) -> list[Row]:
+    """Returns a machine's newest rows of a study, and those that only further sessions have."""
+    rows = rows_in(folder, study)
+    for path in sorted(folder.glob(f"{study}-*.jsonl")):
+        for measured in reversed(read_journal(path)):
+            names = {row.run.name for row in rows}
+            rows += [row for row in rows_of(measured) if row.run.name not in names]
+    return rows
+
+
+def sessions_in(folder: Path, study: str) -> list[tuple[Measured, list[Row]]]:
+    """Returns the newest measurements in each of a study's journals in a folder: STUDY.jsonl, and
+    those of further sessions, STUDY-DATE.jsonl."""
+    return [
+        session
+        for path in sorted(folder.glob(f"{study}*.jsonl"))
+        for session in newest_in(folder, path.stem)
+    ]
+
+
+def machines() -> list[Path]:
+    """Returns the folders of the machines that were measured."""
+    return sorted({path.parent for path in REFERENCE.glob("*/*.jsonl")})
+
+
+def has_gpu(row: Row) -> bool:
+    return row.measured.machine["gpus"] > 0

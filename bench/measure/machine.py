@@ -1,0 +1,38 @@
+"""This machine, asked once for a folder of results: results/machine.json."""
+
+import json
+import sys
+from pathlib import Path
+
+from bench import processes
+from bench.common import ELSEWHERE, difference, read_kept, relative, write_whole
+from gpt_speed.common import UserError
+
+FIELDS = {"machine", "matmul_peak", "memory_gb", "compile_error", "missing"}
+
+
+def this_machine() -> dict:
+    """Returns this machine, as bench.measure.hardware.this_machine does. Raises UserError."""
+    print("Looking at this machine", file=sys.stderr, flush=True)
+    return processes.ask_machine("this_machine")
+
+
+def look_at(results: Path) -> dict:
+    """Returns what bench.measure.hardware.look sees here, and keeps it in a folder of results.
+    Raises UserError where that holds another machine's report."""
+    here, look = this_machine(), read_look(results)
+    if look and (different := difference(look["machine"], here)):
+        raise UserError(
+            f"{relative(results)} holds the report of another machine or PyTorch"
+            f" ({different}); {ELSEWHERE}"
+        )
+    if not look:
+        look = processes.ask_machine("look")
+        write_whole(results / "machine.json", json.dumps(look, indent=1))
+    return look
+
+
+def read_look(results: Path) -> dict:
+    """Returns what an earlier start has kept; {} without it, or in an older form."""
+    look = read_kept(results / "machine.json")
+    return look if FIELDS <= look.keys() else {}

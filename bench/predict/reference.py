@@ -1,0 +1,105 @@
+"""The predictions that results/reference/ stores: of which scripts, and what they tell."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+from bench.analysis.gains import Gain
+from bench.catalogue import Run, Scripts
+from bench.common import REFERENCE
+from bench.predict.batches import PUBLISHED
+from bench.predict.store import NAME, OTHERS, Prediction, fitting, key_of, load
+from gpt_speed.cards import CARDS, Card
+from gpt_speed.common import UserError
+
+GPT2 = ["--model", "gpt2"]
+GPUS = 4  # of 02, as it was published
+WITHOUT_TENSOR_CORES = ["--dtype", "float32", "--no-compile"]  # 01, on a GPU before 7.0
+LARGER = "gpt2-medium", "gpt2-large", "gpt2-xl"
+# On an H100 01 reserved 15 % more than predicted without expandable segments, which Windows lacks;
+# so a batch fits for sure only where it does with this many times its memory.
+RESERVE = 1.15
+
+scripts = cache(Scripts)  # in one process they are read once
+
+
+def kept_of(script: str | Path, options: list[str]) -> Prediction | None:
+    """Returns a stored prediction; None where there is none. Raises StackError."""
+    return load(scripts(), script, options, REFERENCE)
+
+
+def prediction_of(script: str | Path, options: list[str]) -> Prediction:
+    """Raises UserError where it isn't stored, StackError."""
+    if prediction := kept_of(script, options):
+        return prediction
+    raise UserError(
+        f"results/reference/{NAME} lacks {key_of(scripts(), script, options)}:"
+        " python measure.py predict --all --results-dir results/reference"
+    )
+
+
+def wanted() -> list[tuple[str | Path, list[str]]]:
+    """Returns the scripts, each with its options, whose predictions the tables need, and the
+    variants of 01 that may be in them. Raises UserError, StackError."""
+    *ladder, ddp = scripts().ladder(GPUS)
+    float16 = [scripts().float16(scripts().stage(stage)) for stage in ("01", "02")]
+    ends = ladder[0], ladder[-1], ddp, *float16
+    pairs = [(run.script, ["--model", model]) for model in ("gpt2", "cpu-demo") for run in ladder]
+    for model in ("gpt2", *LARGER):
+        pairs += [(run.script, ["--model", model]) for run in ends]
+        pairs.append(("01", ["--model", model, *WITHOUT_TENSOR_CORES]))
+    pairs += [
+        (source["script"], options_of(source)) for source in published_others()["sources"].values()
+    ]
+    pairs += [(run.script, [*GPT2, *run.options]) for run in variants()]
+    # For bench.predict.batches on a GPU without bfloat16 units.
+    return [*pairs, (PUBLISHED["32"], [*GPT2, "--dtype", "float32"])]
+
+
+def variants() -> list[Run]:
+    """Returns the variants of 01, and before each without dropout what it is compared to, on any
+    card."""
+    return scripts().variants(scripts().stage("01"), dict(gpus=1))[1:]
+
+
+def published_others() -> dict:
+    return json.loads((REFERENCE / "published-others.json").read_text(encoding="utf-8"))
+
+
+def options_of(source: dict) -> list[str]:
+    """Returns with which options a script of ours is most like a program of others."""
+    return ["--model", source.get("model", "gpt2"), *source["options"]]
+
+
+def predicted_gains() -> list[tuple[Run, Gain]]:
+    """Returns what each variant whose prediction is stored gains on an H100, over what it is
+    compared to. Raises UserError, StackError."""
+    card, gains = CARDS["H100"], []
+    bases = {run.name: run for run in (scripts().stage("01"), *variants())}
+    for run in variants():
+        if prediction := kept_of(run.script, [*GPT2, *run.options]):
+            reference = bases[run.compared_to]
+            base = prediction_of(reference.script, [*GPT2, *reference.options])
+            speed = prediction.tok_per_sec(32, card) / base.tok_per_sec(32, card)
+            memory = prediction.needs[32].reserved / base.needs[32].reserved
+            gains.append((run, Gain("H100", speed, memory, "predicted")))
+    return gains
+
+
+def in_place(scripts: Scripts, run: Run, card: Card) -> Run:
+    """Returns what a card without bfloat16 units trains in place of 01 or 02; one before 7.0 has no
+    tensor cores either, and none of the compiler's kernels."""
+    if run.stage in (None, "00") or card.capability >= 8:
+        return run
+    if card.capability >= 7:
+        return scripts.float16(run)
+    return run.replace(
+        name=f"{run.name}-float32",
+        label=f"{run.label} in float32, not compiled",
+        options=(*run.options, *WITHOUT_TENSOR_CORES),
+    )
+
+
+def surely_fitting(prediction: Prediction, card: Card) -> int:
+    """Returns the largest batch that fits a card even with RESERVE times its memory."""
+    return fitting(prediction.needs, int((card.mib - OTHERS) / RESERVE), others=0)
