@@ -86,7 +86,8 @@ class Claims:
     def __init__(self, reference: Path):
         """Reads a folder like results/reference. Raises OSError."""
         h100, h200 = reference / "nvidia-h100", reference / "nvidia-h200"
-        self.ladder = {row.run.number: row for row in rows_in(h100, "ladder")}
+        ladder = rows_in(h100, "ladder")
+        self.ladder = {row.run.number: row for row in ladder if row.speeds}
         self.variants = {row.label: row for row in rows_in(h100, "variants")}
         self.steps = Steps(json.loads((h100 / "steps.json").read_text(encoding="utf-8")))
         # By their stages, "00" and "01": one epoch at default settings, and tuned for its loss.
@@ -141,9 +142,10 @@ def has_slow_run(row: Row) -> bool:
 
 
 def contributions_of(ladder: Iterable[Row]) -> Iterable[Contribution]:
-    """Yields a line for each technique of a ladder; one with a slow run shares it with the next,
-    since that run flatters the next technique by as much as it hides of this one."""
-    _, *rows = (row for row in ladder if row.speeds)
+    """Yields a line for each technique of a ladder, of whose rows each has figures. One with a slow
+    run shares its line with the next, since that run flatters the next one by as much as it hides
+    of this one."""
+    _, *rows = ladder
     sharing: list[Row] = []
     for row in rows:
         sharing.append(row)

@@ -2,7 +2,7 @@
 in sentences, and README's picture.
 
 In a sentence a figure's name stands behind it, where a reader doesn't see it:
-`14<!-- h100-speedup --> times`. `figures_of` has the names.
+`14<!--h100-speedup--> times`. `figures_of` has the names.
 """
 
 import re
@@ -39,7 +39,7 @@ BLOCK = re.compile(  # opening, name of the table, @ its machine, what stands th
     r"(<!-- end -->)?",
     re.DOTALL,
 )
-FIGURE = re.compile(r"([\d.,–]*\d)?<!-- (?!end -->)([\w-]+) -->")  # the figure, its name
+FIGURE = re.compile(r"([\d.,–]*\d)?<!--([\w-]+)-->")  # the figure, its name
 # The machine whose tables stand in the pages, unless one says NAME@MACHINE.
 SHOWN = REFERENCE / "amd-epyc-2-cores"
 
@@ -117,10 +117,10 @@ def with_figures(text: str) -> str:
     def write(mark: re.Match) -> str:
         figure, name = mark.groups()
         if not figure:
-            raise UserError(f"no figure stands before <!-- {name} -->")
+            raise UserError(f"no figure stands before <!--{name}-->")
         if name not in figures:
             raise UserError(f"there is no figure {name} in bench/report/readme.py")
-        return f"{figures[name]}<!-- {name} -->"
+        return f"{figures[name]}<!--{name}-->"
 
     return FIGURE.sub(write, text)
 
