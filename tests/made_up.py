@@ -252,6 +252,13 @@ class Toy(Study):
             yield plan
 
 
+RIGHT_GRADIENTS = dict(
+    event="gradients",
+    comparison="uncompiled to reference",
+    tensors={"head.weight": [1e-7, 1.0, 1.0]},
+)
+
+
 class Children:
     """In place of the children of bench.measure.run: each leaves a made-up record in no time.
 
@@ -293,7 +300,10 @@ class Children:
         does = self.does.get(name, {})
         if callable(does):
             return does(command, environment)
-        write_record(Path(folder), name, seed=int(seed), **does)
+        record = write_record(Path(folder), name, seed=int(seed), **does)
+        if any(part.endswith("gradients.py") for part in command):
+            with open(record, "a", encoding="utf-8") as file:
+                print(json.dumps(RIGHT_GRADIENTS), file=file)
         return 0, "", ""
 
     def ask_machine(self, question):

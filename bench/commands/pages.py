@@ -126,7 +126,7 @@ def make_report(jobs: list[tuple[Study, Setup]], setup: Setup) -> int:
 
 
 class Readme(Command):
-    """Write the generated tables of README, docs and results/reference again.
+    """Write the generated tables and figures of README, docs and results/reference again.
 
     They are made from the patches and the journals in results/reference."""
 

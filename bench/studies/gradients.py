@@ -55,6 +55,9 @@ class Gradients(Study):
             words.append("--no-dropout")
         return words
 
+    def summary(self, record, plan):
+        return verdict_of(record).text
+
     def failed(self, measured):
         return super().failed(measured) or any(
             verdict_of(result.record).wrong for result in measured.results if result.record

@@ -1,0 +1,151 @@
+"""What README claims of the machines in results/reference, as numbers."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.analysis.folders import rows_in
+from bench.analysis.rows import Row, printed
+from bench.analysis.stats import mean_ratio
+from bench.catalogue import without_effect_on_gpus
+from patches import stack
+
+# In README techniques that gain less share a line, if they change neither memory nor the loss.
+SMALL_GAIN = 1.015
+
+# Technique 15 has no row in the H100's ladder. steps.json has its step together with fast math,
+# and whole scripts with both and with neither.
+ALLOCATOR = 15
+WITH_FAST_MATH = "fast math, expandable segments"
+BEFORE_ALLOCATOR = "01 without fast math and expandable segments"
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The records of a steps.json: single steps of 01 with changes, and whole scripts.
+
+    The sessions, `start`, differ in speed, so changes are compared within them.
+    """
+
+    records: list[dict]
+
+    def speeds(self, name: str) -> list[tuple[int, float]]:
+        """Returns (session, tok/sec) of each time that a change was measured."""
+        return [
+            (record["start"], record["tok_s"])
+            for record in self.records
+            if record.get("name") == name and "tok_s" in record
+        ]
+
+    def speedup(self, name: str, over: str = "01") -> float | None:
+        """Returns the geometric mean over the sessions of both; None without."""
+        return mean_ratio(self.speeds(name), self.speeds(over))
+
+    @property
+    def step_gb(self) -> dict[str, float]:
+        """What single steps reserved, by the change; nothing was evaluated."""
+        return {record["name"]: record["gb"] for record in self.records if "gb" in record}
+
+    @property
+    def script_gb(self) -> dict[str, float]:
+        """What whole scripts reserved."""
+        return {
+            record["script"]: record["reserved_gb"]
+            for record in self.records
+            if record.get("event") == "end"
+        }
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What a technique gained on top of all before it, or several did together."""
+
+    numbers: tuple[int, ...]
+    speed: float | None = None  # times as fast; None of a technique for CPUs
+    memory: float | None = None  # times the memory
+    published: float | None = None  # times as fast on the published A100
+    at_most: bool = False  # whether `speed` is an upper bound
+
+    @property
+    def patches(self) -> list[stack.Patch]:
+        every = stack.load()
+        return [every[number - 1] for number in self.numbers]
+
+    @property
+    def is_small(self) -> bool:
+        unchanged = all(patch.fields["Loss"] == "unchanged" for patch in self.patches)
+        return unchanged and self.speed < SMALL_GAIN and round(self.memory, 2) == 1
+
+
+class Claims:
+    """The rows and records that README's figures are of."""
+
+    def __init__(self, reference: Path):
+        """Reads a folder like results/reference. Raises OSError."""
+        h100, h200 = reference / "nvidia-h100", reference / "nvidia-h200"
+        ladder = rows_in(h100, "ladder")
+        self.ladder = {row.run.number: row for row in ladder if row.speeds}
+        self.variants = {row.label: row for row in rows_in(h100, "variants")}
+        self.steps = Steps(json.loads((h100 / "steps.json").read_text(encoding="utf-8")))
+        # By their stages, "00" and "01": one epoch at default settings, and tuned for its loss.
+        self.epoch = {row.run.stage: row for row in rows_in(h200, "stages")}
+        self.tuned = {row.run.stage: row for row in rows_in(h200, "time-to-loss")}
+
+    @property
+    def baseline(self) -> Row:
+        return self.ladder[0]
+
+    @property
+    def optimized(self) -> Row:
+        return self.ladder[max(self.ladder)]
+
+    @property
+    def target(self) -> float:
+        """The loss of one epoch that scripts were tuned for."""
+        (target,) = self.tuned["00"].plan.targets.values()
+        return target
+
+    def contributions(self) -> list[Contribution]:
+        """Returns what each technique contributes on the H100, the most first; techniques that gain
+        little share a line, and those for CPUs are last."""
+        measured = list(contributions_of(self.ladder.values()))
+        small = [line for line in measured if line.is_small]
+        lines = [line for line in measured if not line.is_small]
+        if small:
+            lines.append(together(small))
+        if ALLOCATOR not in self.ladder:
+            lines.append(self.allocator_settings())
+        lines.sort(key=lambda line: (line.at_most, -line.speed))
+        for_cpus = sorted(without_effect_on_gpus() - self.ladder.keys())
+        return lines + [Contribution((number,)) for number in for_cpus]
+
+    def allocator_settings(self) -> Contribution:
+        """Returns what technique 15 gained: at most as much as it did with fast math."""
+        return Contribution(
+            (ALLOCATOR,),
+            self.steps.speedup(WITH_FAST_MATH),
+            self.steps.script_gb["01"] / self.steps.script_gb[BEFORE_ALLOCATOR],
+            at_most=True,
+        )
+
+
+def contributions_of(ladder: Iterable[Row]) -> Iterable[Contribution]:
+    """Yields a line for each row of a ladder that is printed: one with a slow run shares its line
+    with the next."""
+    for row in printed(ladder):
+        if row.techniques:
+            yield Contribution(
+                tuple(row.techniques), row.factor, row.memory_factor, row.published_factor
+            )
+
+
+def together(lines: list[Contribution]) -> Contribution:
+    """Returns one line for several techniques, with the most that any of them gained."""
+    return Contribution(
+        tuple(number for line in lines for number in line.numbers),
+        max(line.speed for line in lines),
+        max(line.memory for line in lines),
+        max((line.published for line in lines if line.published), default=None),
+        at_most=True,
+    )
