@@ -65,14 +65,18 @@ class Report(Command):
 def jobs_of(setup: Setup) -> list[tuple[Study, Setup]]:
     """Returns (study, its own setup) in the order of the report. Raises UserError."""
     studies = studies_to_measure(setup.args.studies)
-    return [(study, setup_for(study, line, setup)) for study in studies for line in study.in_report]
+    return [
+        (study, setup_for(study, line, setup)) for study in studies for line in study.report_options
+    ]
 
 
 def studies_to_measure(names: str) -> list[Study]:
     """Returns the studies that "A,B" names, of those that a report measures; all for "". Raises
     UserError."""
     studies = {
-        name: study for name, study in all_studies().items() if study.place and study.in_report
+        name: study
+        for name, study in all_studies().items()
+        if study.position and study.report_options
     }
     chosen = names.replace(",", " ").split() or [*studies]
     if unknown := [name for name in chosen if name not in studies]:

@@ -22,7 +22,7 @@ def write_page(studies: dict, results: Path, missing: dict[str, str]) -> Path:
     look, pictures = read_look(results), draw_all(studies, results)
     for file, content in pictures.items():
         write_whole(results / file, content)
-    shown = [study for study in studies.values() if study.place]
+    shown = [study for study in studies.values() if study.position]
     everything = [one for study in shown for one, _ in found_in(results, study.name)]
     page = [
         f"# GPT training on {look['machine']['name']}\n",
@@ -38,7 +38,7 @@ def write_page(studies: dict, results: Path, missing: dict[str, str]) -> Path:
             name = picture_name(study.name, measured.kind)
             if f"{name}.png" in pictures:
                 parts.append(f"![{name}]({name}.png)\n")
-        if parts or study.in_report:
+        if parts or study.report_options:
             page += [f"\n## {study.title}\n", "\n".join(parts) or "Not measured yet.\n"]
     write_whole(results / "report.md", "\n".join(page) + "\n")
     if not write_html(results / "report.md"):

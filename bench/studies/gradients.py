@@ -22,7 +22,7 @@ class Gradients(Study):
     derivatives. The model is a small one. Exits with 1 where a gradient is wrong."""
 
     title = "Gradients"
-    place = 5
+    position = 5
     rounds = {"cuda": 1, "cpu": 1}
     tokens = None
     environment = {

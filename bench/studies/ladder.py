@@ -17,7 +17,7 @@ class Ladder(Study):
     On several GPUs 02 comes last."""
 
     title = "The ladder: one more technique at a time"
-    place = 40
+    position = 40
     rounds = {"cuda": 4, "cpu": 6}  # a CPU is noisier
 
     def options(self, parser):

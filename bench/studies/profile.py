@@ -54,7 +54,7 @@ class Profile(Study):
     Ten steady steps run under PyTorch's profiler."""
 
     title = "Where a step of 01 spends its time"
-    place = 30
+    position = 30
     rounds = {"cuda": 1, "cpu": 1}
     tokens = None
     environment = {"TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE": "1"}  # a CPU's fused loops, by name

@@ -34,7 +34,7 @@ class Stages(Study):
 
     group = "start here"
     title = "The three stages"
-    place = 10
+    position = 10
     tokens = None
 
     def options(self, parser):

@@ -27,8 +27,8 @@ class Sweep(Study):
     Sizes grow until one doesn't fit, or by estimate would take more than half of a CPU's RAM."""
 
     title = "What fits: batch, context"
-    place = 140
-    in_report = tuple(OPTION)
+    position = 140
+    report_options = tuple(OPTION)
     rounds = {"cuda": 3, "cpu": 3}
     tokens = TOKENS | {"cpu": 1}
 

@@ -36,8 +36,8 @@ class TimeToLoss(Study):
     compiler's cache warm."""
 
     title = "The time to a loss"
-    place = 20
-    in_report = ()  # it takes hours, and is only shown
+    position = 20
+    report_options = ()  # it takes hours, and is only shown
     rounds = {"cuda": 3, "cpu": 3}
     tokens = None
 
