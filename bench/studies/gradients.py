@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from bench.analysis.gradients import Verdict, verdict_of
+from bench.analysis.rows import Row
 from bench.catalogue import Run
 from bench.common import BUILD, ROOT, UserError
 from bench.measure.plan import Plan, Setup
@@ -64,25 +65,24 @@ class Gradients(Study):
             row.run.name: verdict_of(row.record) if row.record else Verdict() for row in rows
         }
 
-        def comparison(heading: str, name: str) -> Column:
-            return Column(heading, lambda row: verdicts[row.run.name].cells.get(name, ""))
+        def figure(row: Row, name: str) -> str:
+            return verdicts[row.run.name].cells.get(name, "")
+
+        def comparison(name: str) -> Column:
+            return Column(name, lambda row: figure(row, name))
+
+        def dropout(row: Row) -> str:
+            return unchecked_dropout(row.run) or figure(row, "dropout")
 
         return [
             Table(
                 [
                     Column("script", lambda row: f"`{row.label}`", True),
                     Column("verdict", lambda row: in_words(row, verdicts[row.run.name]), True),
-                    comparison("compiled to uncompiled", "compiled to uncompiled"),
-                    comparison("uncompiled to reference", "uncompiled to reference"),
-                    comparison("compiled to reference", "compiled to reference"),
-                    Column(
-                        "dropout, to numeric derivatives",
-                        lambda row: (
-                            unchecked_dropout(row.run)
-                            or (verdicts[row.run.name].cells.get("dropout", ""))
-                        ),
-                        True,
-                    ),
+                    comparison("compiled to uncompiled"),
+                    comparison("uncompiled to reference"),
+                    comparison("compiled to reference"),
+                    Column("dropout, to numeric derivatives", dropout, True),
                 ],
                 rows,
             )
@@ -160,9 +160,11 @@ def is_in_report(run: Run, gpus: int) -> bool:
 def unchecked(run: Run, what: str) -> str:
     """Returns why a variant's gradients can't be checked: "all" of them, or those with "dropout";
     "" where they can. Its header says so."""
-    patch = next((patch for patch in stack.load_variants() if patch.name == run.script), None)
-    scope, _, reason = patch.fields.get("Unchecked", "").partition(", ") if patch else ("", "", "")
-    return f"not checkable, {reason}" if scope == what else ""
+    for patch in stack.load_variants():
+        if patch.name == run.script:
+            scope, _, reason = patch.fields.get("Unchecked", "").partition(", ")
+            return f"not checkable, {reason}" if scope == what else ""
+    return ""
 
 
 def unchecked_dropout(run: Run) -> str:
@@ -180,7 +182,8 @@ def reference_of(setup: Setup, run: Run) -> Path | None:
     return setup.script(setup.scripts.stage("00" if run.stage == "01" else "01"))
 
 
-def in_words(row, verdict: Verdict) -> str:
+def in_words(row: Row, verdict: Verdict) -> str:
+    """Returns whether a script's gradients are right, or why that isn't known."""
     if verdict.wrong:
         return f"**wrong**: {verdict.wrong[0]}"
     return row.error or unchecked(row.run, "all") or ("right" if verdict.cells else "")
