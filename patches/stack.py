@@ -23,13 +23,13 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections import namedtuple
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise, permutations
 from pathlib import Path
+from typing import NamedTuple
 
 if sys.version_info < (3, 11):  # noqa: UP036 (told here, before a line that needs it)
     sys.exit(f"error: needs Python 3.11 or newer; this is {platform.python_version()}")
@@ -37,7 +37,6 @@ if sys.version_info < (3, 11):  # noqa: UP036 (told here, before a line that nee
 ROOT = Path(__file__).resolve().parent.parent
 FIRST, LAST, DDP = "00_orig.py", "01_opt_single_gpu.py", "02_opt_multi_gpu_ddp.py"
 WRITTEN = Path("build", "stages")  # where `write` puts scripts
-Published = namedtuple("Published", "tok_per_sec reserved_gb gpus")
 PUBLISHED = r"(\d{1,3}(?:,\d{3})*) tok/sec, (\d+\.\d+) GB(?: on (\d+) GPUs)?"
 NEED = r"(?:package [\w-]+|an NVIDIA GPU|compute capability \d+\.\d|bfloat16 units)"
 FIELDS = {  # of a patch's header: the form of each, and what it says
@@ -78,6 +77,12 @@ CONFLICT = re.compile(  # as git merge-file --diff3 marks it: ours, the base, th
 DEFINITION = re.compile(rb"^(?:(?:class|def) \w+|\w+ = {$)", re.MULTILINE)
 WORD = re.compile(rb"\w+|\s|[^\w\s]")
 OPTION = re.compile(rb"^    (\w+): [^=\n]+ = option\(", re.MULTILINE)  # a setting of Config
+
+
+class Published(NamedTuple):
+    tok_per_sec: float
+    reserved_gb: float
+    gpus: int
 
 
 class StackError(Exception):
@@ -134,6 +139,19 @@ def signals_held() -> Iterator[None]:
         signal.raise_signal(received[0])
 
 
+class Hunk(NamedTuple):
+    """The lines of the old file from `start` on, counted from 0, and those of the new one, from
+    `new_start` on, that take their place."""
+
+    start: int
+    removed: list[bytes]
+    new_start: int
+    added: list[bytes]
+
+    def reversed(self) -> "Hunk":
+        return Hunk(self.new_start, self.added, self.start, self.removed)
+
+
 class Patch:
     """One technique: its header explains it, its hunks lead from `base` to `name`."""
 
@@ -148,14 +166,8 @@ class Patch:
             raise StackError(f"{file}: its Base: has to be {' or '.join(bases)}")
         if not f"{self.name}-".startswith(f"{fields.get('Group', self.name)}-"):
             raise StackError(f"{file}: a variant's name has to begin with its Group:")
-        self.published = None
-        if published := re.fullmatch(PUBLISHED, fields.get("Published", "")):
-            speed, memory, gpus = published.groups("1")
-            self.published = Published(float(speed.replace(",", "")), float(memory), int(gpus))
-        self.option_sets = []  # of each run of a variant: its options, what they need
-        for run in fields.get("Measure", "").split("|"):
-            options, _, needs = run.strip().removesuffix("]").partition("[")
-            self.option_sets.append((options.split(), needs or fields.get("Needs", "")))
+        self.published = published_in(fields)
+        self.option_sets = option_sets_in(fields)
         names = f"--- a/{file_of(base)}\n+++ b/{file_of(base)}\n"
         self.hunks = parse_hunks(file, diff.removeprefix(names.encode()))
 
@@ -169,7 +181,7 @@ class Patch:
         """Leads from `base` to `name`, or back. Raises StackError if a hunk doesn't fit."""
         source, result, position = text.splitlines(keepends=True), [], 0
         for number, hunk in enumerate(self.hunks, 1):
-            start, removed, new_start, added = hunk[2:] + hunk[:2] if reverse else hunk
+            start, removed, new_start, added = hunk.reversed() if reverse else hunk
             result += source[position:start]
             end = start + len(removed)
             if start < position or source[start:end] != removed or len(result) != new_start:
@@ -181,6 +193,24 @@ class Patch:
             result += added
             position = end
         return b"".join(result + source[position:])
+
+
+def published_in(fields: dict[str, str]) -> Published | None:
+    """Returns a header's published figures."""
+    figures = re.fullmatch(PUBLISHED, fields.get("Published", ""))
+    if not figures:
+        return None
+    speed, memory, gpus = figures.groups("1")
+    return Published(float(speed.replace(",", "")), float(memory), int(gpus))
+
+
+def option_sets_in(fields: dict[str, str]) -> list[tuple[list[str], str]]:
+    """Returns of each run of a variant its options, and what they need."""
+    option_sets = []
+    for run in fields.get("Measure", "").split("|"):
+        options, _, needs = run.strip().removesuffix("]").partition("[")
+        option_sets.append((options.split(), needs or fields.get("Needs", "")))
+    return option_sets
 
 
 def file_of(name: str) -> str:
@@ -208,8 +238,8 @@ def parse_header(file: str, header: bytes) -> dict[str, str]:
     return fields
 
 
-def parse_hunks(file: str, diff: bytes) -> list[tuple[int, list[bytes], int, list[bytes]]]:
-    """Returns hunks: first line (from 0) and lines of the old file, then of the new."""
+def parse_hunks(file: str, diff: bytes) -> list[Hunk]:
+    """Returns a diff's hunks. Raises StackError for a bad one."""
     hunks = []
     for number, text in enumerate(re.split(rb"(?<=\n)(?=@@)", diff), 1):
         match = HUNK.match(text)
@@ -223,7 +253,7 @@ def parse_hunks(file: str, diff: bytes) -> list[tuple[int, list[bytes], int, lis
         if unknown or (len(old), len(new)) != (old_count, new_count):
             raise StackError(f"{file}: hunk {number} doesn't have the lines that its @@ announces")
         # A diff counts lines from 1, but for an empty side it gives the line before it.
-        hunks.append((old_line - (old_count > 0), old, new_line - (new_count > 0), new))
+        hunks.append(Hunk(old_line - (old_count > 0), old, new_line - (new_count > 0), new))
     return hunks
 
 
