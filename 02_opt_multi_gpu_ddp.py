@@ -506,7 +506,9 @@ class Run:
     def log(self, epoch: int, step: int, seconds: list[float], train_loss, val_loss) -> None:
         """Reports the speed since the last line, and over all steps but the first, a warm-up."""
         seconds = [total / WORLD_SIZE for total in sum_over_ranks(seconds)]  # mean of the ranks
-        steady = seconds[WORLD_SIZE > 1 :] or seconds  # the first one began on idle GPUs
+        steady = seconds
+        if WORLD_SIZE > 1 and len(seconds) > 1:  # the first one began on idle GPUs
+            steady = seconds[1:]
         self.seconds += steady
         tokens, warm = self.config.tokens_per_step, self.seconds[1:]
         rate = tokens * len(steady) / sum(steady)

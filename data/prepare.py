@@ -87,6 +87,8 @@ TIMEOUT_SECONDS = 5  # without an answer
 WHOLE_SECONDS, WHOLE_BYTES = 120, 20 * 2**20  # for a file, which has less than 2 MiB
 TRIES = 3  # if a server answers but fails
 
+Ids = Iterable[np.ndarray]  # of tokens, in blocks
+
 
 class UserError(Exception):
     """An error that the user can fix, printed as one line."""
@@ -234,26 +236,38 @@ def blocks_of(path: str, progress: "Progress") -> Iterator[bytes]:
     """Yields a file's bytes in blocks, unpacked. Raises UserError, OSError."""
     with open(path, "rb") as file:
         start = unpacker(file.peek(10), path)
-        archive = start and start()
-        while block := file.read(PACKED if archive else BLOCK):
-            progress.add(len(block))
-            if not archive:
-                yield block
-            while archive and block:
-                if archive.eof:  # another may follow, after zeros
-                    block = block.lstrip(b"\0")
-                    if not block:
-                        break
-                    archive = start()
-                try:
-                    data = archive.decompress(block)
-                except Exception as error:  # each library raises its own
-                    raise UserError(f"{path} is damaged: {error}")
-                if data:
-                    yield data
-                block = archive.unused_data
-        if archive and not archive.eof:
-            raise UserError(f"{path} is cut off: the archive has no end")
+        if start:
+            yield from unpack(path, read_blocks(file, PACKED, progress), start)
+        else:
+            yield from read_blocks(file, BLOCK, progress)
+
+
+def read_blocks(file, size: int, progress: "Progress") -> Iterator[bytes]:
+    while block := file.read(size):
+        progress.add(len(block))
+        yield block
+
+
+def unpack(path: str, blocks: Iterable[bytes], start: Callable) -> Iterator[bytes]:
+    """Yields what is in an archive, or in several of which each follows the one before; `start`
+    makes what unpacks one. Raises UserError."""
+    archive = start()
+    for block in blocks:
+        while block:
+            if archive.eof:  # another may follow, after zeros
+                block = block.lstrip(b"\0")
+                if not block:
+                    break
+                archive = start()
+            try:
+                data = archive.decompress(block)
+            except Exception as error:  # each library raises its own
+                raise UserError(f"{path} is damaged: {error}")
+            if data:
+                yield data
+            block = archive.unused_data
+    if not archive.eof:
+        raise UserError(f"{path} is cut off: the archive has no end")
 
 
 def read_text(path: str, progress: "Progress") -> Iterator[str]:
@@ -336,22 +350,10 @@ def read_tokens(path: str, progress: "Progress") -> Iterator[np.ndarray]:
     with open(path, "rb") as file:
         size, head = os.fstat(file.fileno()).st_size, file.read(HEADER)
         if has_llm_c_header(head):
-            *form, count = np.frombuffer(head[:12], "<i4").tolist()
-            if form != LLM_C:
-                raise UserError(f"{path} is of llm.c's format and version {form}, not {LLM_C}")
             size -= HEADER
-            if size != 2 * count:
-                raise UserError(f"{path} is cut off: {max(0, size // 2):,} of {count:,} tokens")
+            check_llm_c(path, head, size)
         else:
-            if Path(path).with_name("meta.pkl").exists():
-                raise UserError(
-                    f"{path} isn't GPT-2's: meta.pkl beside it is another vocabulary,"
-                    " nanoGPT's of characters; prepare the text instead"
-                )
-            if len(head) > 2 and not np.frombuffer(head[: len(head) // 2 * 2], "<u2")[1::2].any():
-                raise UserError(f"{path} looks like 32-bit ids (every second is 0), not uint16")
-            if size % 2:
-                raise UserError(f"{path} is cut off, or not uint16: it has {size:,} bytes")
+            check_nano_gpt(path, head, size)
             file.seek(0)
         if not size:
             raise UserError(f"{path} is empty")
@@ -360,6 +362,28 @@ def read_tokens(path: str, progress: "Progress") -> Iterator[np.ndarray]:
                 raise UserError(f"{path} has id {ids.max():,}: GPT-2's end with {END_ID:,}")
             progress.add(ids.nbytes)
             yield ids
+
+
+def check_llm_c(path: str, head: bytes, size: int) -> None:
+    """Raises UserError unless the header announces uint16 ids, and as many as there are bytes."""
+    *form, count = np.frombuffer(head[:12], "<i4").tolist()
+    if form != LLM_C:
+        raise UserError(f"{path} is of llm.c's format and version {form}, not {LLM_C}")
+    if size != 2 * count:
+        raise UserError(f"{path} is cut off: {max(0, size // 2):,} of {count:,} tokens")
+
+
+def check_nano_gpt(path: str, head: bytes, size: int) -> None:
+    """Raises UserError for what can't be GPT-2's ids as uint16: a file of nothing else."""
+    if Path(path).with_name("meta.pkl").exists():
+        raise UserError(
+            f"{path} isn't GPT-2's: meta.pkl beside it is another vocabulary,"
+            " nanoGPT's of characters; prepare the text instead"
+        )
+    if len(head) > 2 and not np.frombuffer(head[: len(head) // 2 * 2], "<u2")[1::2].any():
+        raise UserError(f"{path} looks like 32-bit ids (every second is 0), not uint16")
+    if size % 2:
+        raise UserError(f"{path} is cut off, or not uint16: it has {size:,} bytes")
 
 
 def last_cut(text: str) -> int:
@@ -473,53 +497,95 @@ def vocabulary_of(tokenizer: tiktoken.Encoding) -> dict:
     )
 
 
+def bytes_tokenizer() -> tiktoken.Encoding:
+    """Returns a tokenizer whose tokens are bytes."""
+    ranks = {bytes([i]): i for i in range(256)}
+    return tiktoken.Encoding("bytes", pat_str="(?s:.)", mergeable_ranks=ranks, special_tokens={})
+
+
 def prepare(files: list[str], out: Path) -> None:
     """Writes train.bin, val.bin, vocabulary.json and meta.json. Raises UserError, OSError."""
-    sources = [(path, kind_of(path)) for path in files_of(files)]
-    name_doubles([path for path, _ in sources])
-    tokens = [path for path, kind in sources if kind == "tokens"]
-    if 0 < len(tokens) < len(sources):
-        raise UserError(f"{tokens[0]} has tokens, another file has text: one kind at a time")
-    names = [Path(path).name for path, _ in sources]
-    corpus = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    sources = sources_of(files)
+    corpus = shortened([Path(path).name for path, _ in sources])
     out.mkdir(parents=True, exist_ok=True)
     web, instead = Web(), []
     if not files:
-        path, corpus = book(out, web), BOOK_TITLE
+        path = book(out, web)
         if path:
-            sources = [(str(path), "text")]
+            sources, corpus = [(str(path), "text")], BOOK_TITLE
         else:
             corpus = f"standard library of Python {sys.version.split()[0]}"
             instead.append(f"the text is the {corpus}")
     tokenizer = gpt2_tokenizer(out / "tiktoken", web)
     if not tokenizer:
-        if tokens:
+        if has_tokens(sources):
             raise UserError(f"{web.failure}: tokens need GPT-2's tokenizer beside them")
-        bytes_only = {bytes([i]): i for i in range(256)}
-        tokenizer = tiktoken.Encoding(
-            "bytes", pat_str="(?s:.)", mergeable_ranks=bytes_only, special_tokens={}
-        )
+        tokenizer = bytes_tokenizer()
         instead.append("the tokens are bytes")
     if instead:
         print(f"{web.failure}: {', '.join(instead)}", flush=True)
     progress = Progress(sum(os.stat(path).st_size for path, _ in sources))
-    if tokens:
-        val = [path for path in tokens if has_word(path, "val(idation)?")]
-        train = [path for path in tokens if path not in val]
-        if not train or not val:
-            train, val = tokens, []
-        parts = [
-            chain.from_iterable(read_tokens(path, progress) for path in paths)
-            for paths in (train, val)
-        ]
-    elif sources:
-        parts = [encode(tokenizer, pieces(read_files(sources, progress))), ()]
-    else:
-        # GPT-2's tokens of source text are 2 to 4 characters long.
-        (ids,) = encode(tokenizer, [standard_library(4 * BOOK_TOKENS)])
-        parts = [[ids[:BOOK_TOKENS]], ()]
+    counts = write_folder(out, corpus, tokenizer, *parts_of(sources, tokenizer, progress))
+    skipped = f"; {progress.nulls:,} documents without text skipped" if progress.nulls else ""
+    written = ", ".join(f"{count:,} {part}" for part, count in counts.items())
+    print(f"{corpus}: {written} tokens ({tokenizer.name}) in {out}{skipped}")
+
+
+def sources_of(files: list[str]) -> list[tuple[str, str]]:
+    """Returns the files to read, each with its kind, and prints which comes twice. Raises UserError
+    for tokens beside text."""
+    sources = [(path, kind_of(path)) for path in files_of(files)]
+    name_doubles([path for path, _ in sources])
+    tokens = [path for path, kind in sources if kind == "tokens"]
+    if 0 < len(tokens) < len(sources):
+        raise UserError(f"{tokens[0]} has tokens, another file has text: one kind at a time")
+    return sources
+
+
+def shortened(names: list[str]) -> str:
+    """Returns "a, b, c and 2 more"."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def has_tokens(sources: list[tuple[str, str]]) -> bool:
+    return any(kind == "tokens" for _, kind in sources)
+
+
+def parts_of(
+    sources: list[tuple[str, str]], tokenizer: tiktoken.Encoding, progress: Progress
+) -> tuple[Ids, Ids]:
+    """Returns the ids to train on and to validate on; of the latter none where the former are still
+    to be split. Without sources they are those of Python's own modules. Raises UserError."""
+    if has_tokens(sources):
+        train, val = split_by_name([path for path, _ in sources])
+        return ids_in(train, progress), ids_in(val, progress)
+    if sources:
+        return encode(tokenizer, pieces(read_files(sources, progress))), ()
+    # GPT-2's tokens of source text are 2 to 4 characters long.
+    (ids,) = encode(tokenizer, [standard_library(4 * BOOK_TOKENS)])
+    return [ids[:BOOK_TOKENS]], ()
+
+
+def split_by_name(paths: list[str]) -> tuple[list[str], list[str]]:
+    """Returns the files to train on and those for validation; none of these where all or none
+    are."""
+    val = [path for path in paths if has_word(path, "val(idation)?")]
+    train = [path for path in paths if path not in val]
+    return (train, val) if train and val else (paths, [])
+
+
+def ids_in(paths: list[str], progress: Progress) -> Ids:
+    return chain.from_iterable(read_tokens(path, progress) for path in paths)
+
+
+def write_folder(
+    out: Path, corpus: str, tokenizer: tiktoken.Encoding, train: Ids, val: Ids
+) -> dict[str, int]:
+    """Writes all files, meta.json last, since it marks the others complete. Returns how many tokens
+    each part has. Raises UserError, OSError."""
     with whole(out / "train.bin", out / "val.bin") as paths:
-        counts = write_parts(*parts, *paths)
+        counts = write_parts(train, val, *paths)
         figures = dict(
             corpus=corpus,
             tokenizer=tokenizer.name,
@@ -527,17 +593,13 @@ def prepare(files: list[str], out: Path) -> None:
             tokens=counts,
             sha256=dict(zip(counts, map(sha256_of, paths), strict=True)),
         )
-        (out / "meta.json").unlink(missing_ok=True)  # it marks the parts complete
+        (out / "meta.json").unlink(missing_ok=True)
     write_whole(out / "vocabulary.json", json.dumps(vocabulary_of(tokenizer)).encode())
     write_whole(out / "meta.json", (json.dumps(figures, indent=2) + "\n").encode())
-    skipped = f"; {progress.nulls:,} documents without text skipped" if progress.nulls else ""
-    written = ", ".join(f"{count:,} {part}" for part, count in counts.items())
-    print(f"{corpus}: {written} tokens ({tokenizer.name}) in {out}{skipped}")
+    return counts
 
 
-def write_parts(
-    ids: Iterable[np.ndarray], val_ids: Iterable[np.ndarray], train_path: Path, val_path: Path
-) -> dict:
+def write_parts(ids: Ids, val_ids: Ids, train_path: Path, val_path: Path) -> dict[str, int]:
     """Writes the ids, split in two unless there are `val_ids`, and never holds them all; returns
     how many each part has. Raises UserError for too few."""
     with open(train_path, "wb+") as train, open(val_path, "wb") as val:

@@ -23,12 +23,13 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections import namedtuple
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
-from itertools import permutations
+from itertools import pairwise, permutations
 from pathlib import Path
+from typing import NamedTuple
 
 if sys.version_info < (3, 11):  # noqa: UP036 (told here, before a line that needs it)
     sys.exit(f"error: needs Python 3.11 or newer; this is {platform.python_version()}")
@@ -36,7 +37,6 @@ if sys.version_info < (3, 11):  # noqa: UP036 (told here, before a line that nee
 ROOT = Path(__file__).resolve().parent.parent
 FIRST, LAST, DDP = "00_orig.py", "01_opt_single_gpu.py", "02_opt_multi_gpu_ddp.py"
 WRITTEN = Path("build", "stages")  # where `write` puts scripts
-Published = namedtuple("Published", "tok_per_sec reserved_gb gpus")
 PUBLISHED = r"(\d{1,3}(?:,\d{3})*) tok/sec, (\d+\.\d+) GB(?: on (\d+) GPUs)?"
 NEED = r"(?:package [\w-]+|an NVIDIA GPU|compute capability \d+\.\d|bfloat16 units)"
 FIELDS = {  # of a patch's header: the form of each, and what it says
@@ -79,6 +79,12 @@ WORD = re.compile(rb"\w+|\s|[^\w\s]")
 OPTION = re.compile(rb"^    (\w+): [^=\n]+ = option\(", re.MULTILINE)  # a setting of Config
 
 
+class Published(NamedTuple):
+    tok_per_sec: float
+    reserved_gb: float
+    gpus: int
+
+
 class StackError(Exception):
     """What is wrong, in one line for the user."""
 
@@ -103,24 +109,47 @@ def write_all(files: dict[Path, bytes]) -> list[Path]:
     """Writes all files or none; returns those that changed."""
     changed = [p for p, text in files.items() if not p.exists() or p.read_bytes() != text]
     temporary = {p: p.with_name(f"{p.name}.{os.getpid()}.tmp") for p in changed}
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    received = []
     try:  # write next to the final names, and rename only when all files are complete
         for path, copy in temporary.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(files[path])
-        for number in handlers:  # an interrupt would leave half of the stack
-            signal.signal(number, lambda number, frame: received.append(number))
-        for path, copy in temporary.items():
-            copy.replace(path)
+        with signals_held():  # an interrupt would leave half of the stack
+            for path, copy in temporary.items():
+                copy.replace(path)
+    finally:
+        for copy in temporary.values():
+            copy.unlink(missing_ok=True)
+    return changed
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Holds SIGINT and SIGTERM back; one that comes meanwhile is raised at the end."""
+    received: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, frame: received.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        for copy in temporary.values():
-            copy.unlink(missing_ok=True)
-    if received:  # now it may end the program
+    if received:
         signal.raise_signal(received[0])
-    return changed
+
+
+class Hunk(NamedTuple):
+    """The lines of the old file from `start` on, counted from 0, and those of the new one, from
+    `new_start` on, that take their place."""
+
+    start: int
+    removed: list[bytes]
+    new_start: int
+    added: list[bytes]
+
+    def reversed(self) -> "Hunk":
+        return Hunk(self.new_start, self.added, self.start, self.removed)
 
 
 class Patch:
@@ -137,22 +166,22 @@ class Patch:
             raise StackError(f"{file}: its Base: has to be {' or '.join(bases)}")
         if not f"{self.name}-".startswith(f"{fields.get('Group', self.name)}-"):
             raise StackError(f"{file}: a variant's name has to begin with its Group:")
-        self.published = None
-        if published := re.fullmatch(PUBLISHED, fields.get("Published", "")):
-            speed, memory, gpus = published.groups("1")
-            self.published = Published(float(speed.replace(",", "")), float(memory), int(gpus))
-        self.option_sets = []  # of each run of a variant: its options, what they need
-        for run in fields.get("Measure", "").split("|"):
-            options, _, needs = run.strip().removesuffix("]").partition("[")
-            self.option_sets.append((options.split(), needs or fields.get("Needs", "")))
+        self.published = published_in(fields)
+        self.option_sets = option_sets_in(fields)
         names = f"--- a/{file_of(base)}\n+++ b/{file_of(base)}\n"
         self.hunks = parse_hunks(file, diff.removeprefix(names.encode()))
+
+    def excludes(self, other: "Patch") -> bool:
+        """Returns whether its header says that a script can't have both."""
+        excluded = self.fields.get("Excludes", "").split(", ")
+        is_same_group = self.fields.get("Group", self.name) == other.fields.get("Group")
+        return other.name in excluded or is_same_group
 
     def apply(self, text: bytes, reverse: bool = False) -> bytes:
         """Leads from `base` to `name`, or back. Raises StackError if a hunk doesn't fit."""
         source, result, position = text.splitlines(keepends=True), [], 0
         for number, hunk in enumerate(self.hunks, 1):
-            start, removed, new_start, added = hunk[2:] + hunk[:2] if reverse else hunk
+            start, removed, new_start, added = hunk.reversed() if reverse else hunk
             result += source[position:start]
             end = start + len(removed)
             if start < position or source[start:end] != removed or len(result) != new_start:
@@ -164,6 +193,24 @@ class Patch:
             result += added
             position = end
         return b"".join(result + source[position:])
+
+
+def published_in(fields: dict[str, str]) -> Published | None:
+    """Returns a header's published figures."""
+    figures = re.fullmatch(PUBLISHED, fields.get("Published", ""))
+    if not figures:
+        return None
+    speed, memory, gpus = figures.groups("1")
+    return Published(float(speed.replace(",", "")), float(memory), int(gpus))
+
+
+def option_sets_in(fields: dict[str, str]) -> list[tuple[list[str], str]]:
+    """Returns of each run of a variant its options, and what they need."""
+    option_sets = []
+    for run in fields.get("Measure", "").split("|"):
+        options, _, needs = run.strip().removesuffix("]").partition("[")
+        option_sets.append((options.split(), needs or fields.get("Needs", "")))
+    return option_sets
 
 
 def file_of(name: str) -> str:
@@ -191,8 +238,8 @@ def parse_header(file: str, header: bytes) -> dict[str, str]:
     return fields
 
 
-def parse_hunks(file: str, diff: bytes) -> list[tuple[int, list[bytes], int, list[bytes]]]:
-    """Returns hunks: first line (from 0) and lines of the old file, then of the new."""
+def parse_hunks(file: str, diff: bytes) -> list[Hunk]:
+    """Returns a diff's hunks. Raises StackError for a bad one."""
     hunks = []
     for number, text in enumerate(re.split(rb"(?<=\n)(?=@@)", diff), 1):
         match = HUNK.match(text)
@@ -206,7 +253,7 @@ def parse_hunks(file: str, diff: bytes) -> list[tuple[int, list[bytes], int, lis
         if unknown or (len(old), len(new)) != (old_count, new_count):
             raise StackError(f"{file}: hunk {number} doesn't have the lines that its @@ announces")
         # A diff counts lines from 1, but for an empty side it gives the line before it.
-        hunks.append((old_line - (old_count > 0), old, new_line - (new_count > 0), new))
+        hunks.append(Hunk(old_line - (old_count > 0), old, new_line - (new_count > 0), new))
     return hunks
 
 
@@ -412,40 +459,51 @@ def packages_of(variant: Patch) -> list[str]:
 def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> bytes:
     """Returns the script `base`, 01 or 02, with variants; it begins with a check of the packages
     that they need. Raises StackError, Conflict."""
-    variants = {patch.name: patch for patch in load_variants(root) if patch.name in names}
-    for name in set(names) - variants.keys():
-        raise StackError(f"no variant {name!r}; `python patches/stack.py list` shows their names")
-    for one, other in permutations(variants.values(), 2):
-        excluded = one.fields.get("Excludes", "").split(", ")
-        if other.name in excluded or one.fields.get("Group", one.name) == other.fields.get("Group"):
-            raise StackError(f"{one.name} and {other.name} exclude each other")
-    base = base or max(file_of(variant.base) for variant in variants.values())
+    variants = chosen_variants(names, root)
+    base = base or max(file_of(variant.base) for variant in variants)
     scripts, text = rebuild_all(root), read(root / base)
-    for name, variant in variants.items():
+    for variant in variants:
         if file_of(variant.base) == DDP != base:
-            raise StackError(f"{name} is a variant of {DDP}: --base 02")
+            raise StackError(f"{variant.name} is a variant of {DDP}: --base 02")
         before = scripts[find(variant.base, scripts)]
-        text = merge(before, scripts[name], text, name, join=True)
-    chosen = ", ".join(variants)
+        text = merge(before, scripts[variant.name], text, variant.name, join=True)
+    chosen = ", ".join(variant.name for variant in variants)
     note = textwrap.fill(
         f"# {base} with {chosen}; composed by patches/stack.py.",
         100,
         subsequent_indent="# ",
         break_on_hyphens=False,
     )
-    text = f"{note}\n".encode() + text
-    if packages := [name for variant in variants.values() for name in packages_of(variant)]:
-        lines = text.splitlines(keepends=True)
-        first = min(
-            line for line, module in imports_of(text) if module not in sys.stdlib_module_names
-        )
-        lines.insert(first - 1, CHECK.format(sorted(set(packages))).encode())
-        text = b"".join(lines)
+    packages = {package for variant in variants for package in packages_of(variant)}
+    text = with_check(f"{note}\n".encode() + text, packages)
     try:
         compile(text, "composed", "exec")
     except SyntaxError as error:
         raise Conflict(f"{chosen} don't go together: line {error.lineno}")
     return text
+
+
+def chosen_variants(names: list[str], root: Path) -> list[Patch]:
+    """Returns the variants of these names, sorted. Raises StackError for an unknown one, or for two
+    that exclude each other."""
+    variants = [patch for patch in load_variants(root) if patch.name in names]
+    for name in set(names) - {variant.name for variant in variants}:
+        raise StackError(f"no variant {name!r}; `python patches/stack.py list` shows their names")
+    for one, other in permutations(variants, 2):
+        if one.excludes(other):
+            raise StackError(f"{one.name} and {other.name} exclude each other")
+    return variants
+
+
+def with_check(text: bytes, packages: set[str]) -> bytes:
+    """Returns a script that looks for packages, if there are any, before it imports the first that
+    isn't Python's own."""
+    if not packages:
+        return text
+    lines = text.splitlines(keepends=True)
+    first = min(line for line, module in imports_of(text) if module not in sys.stdlib_module_names)
+    lines.insert(first - 1, CHECK.format(sorted(packages)).encode())
+    return b"".join(lines)
 
 
 def check_name(out: Path, text: bytes) -> None:
@@ -548,78 +606,113 @@ def refresh_command(root: Path, file: Path, into: str | None, until: list[str]) 
     series, names = names_of(patches), names_of(patches + variants)
     edited = find(file.name, names)
     old, new = before_edit(file, root), {edited: read(file)}
-    if file.name == LAST:  # back to `into`; the later scripts follow below
-        if into is None:
-            raise StackError("name the patch of this edit (--into NAME), or use `new NAME`")
-        first = find(into, names)
-        if first not in series[:-1]:
-            raise StackError(f"{first} isn't part of {LAST}: edit {file_of(first)}")
-        for i in reversed(range(series.index(first), series.index(edited))):
-            name, later = series[i], series[i + 1]
-            new[name] = merge(old[later], old[name], new[later], name, words=True)
+    if file.name == LAST:
+        first = first_edited(into, series, names)
+        new = carry_back(old, new[edited], series[series.index(first) : series.index(edited) + 1])
     elif into is not None:
         raise StackError(f"--into is for edits of {LAST}; this one belongs to {edited}")
-    for name in [find(name, names) for name in until]:
-        kept = series[series.index(name) :] if name in series else [name]
-        if edited in kept:
-            raise StackError(f"--until: {name} doesn't come after {edited}")
-        new |= {name: old[name] for name in kept}
+    new |= kept_as_they_are(old, edited, [find(name, names) for name in until], series)
     try:
         changed = write_all(carry(patches + variants, old, new, root))
     except Conflict as conflict:
-        options = [f"--into={into}"] if into else []
-        options += [f"--until={name}" for name in [*until, conflict.name]]
-        edit = shlex.join([os.path.relpath(file), *options])
-        script = os.path.relpath(root / WRITTEN / file_of(conflict.name))
-        raise StackError(
-            f"{conflict}. To go on, type\n  python patches/stack.py refresh {edit}\n"
-            f"  python patches/stack.py write {conflict.name}\n"
-            f"make the edit in {script}, and type\n  python patches/stack.py refresh {script}"
-        )
+        raise StackError(f"{conflict}. {way_on(root, file, into, until, conflict.name)}")
     changed += write_all(examples(root))
     return [os.path.relpath(path) for path in changed] or ["nothing to change"]
+
+
+def first_edited(into: str | None, series: list[str], names: list[str]) -> str:
+    """Returns the first script that an edit of 01 belongs to, by --into. Raises StackError."""
+    if into is None:
+        raise StackError("name the patch of this edit (--into NAME), or use `new NAME`")
+    first = find(into, names)
+    if first not in series[:-1]:
+        raise StackError(f"{first} isn't part of {LAST}: edit {file_of(first)}")
+    return first
+
+
+def carry_back(old: dict[str, bytes], text: bytes, names: list[str]) -> dict[str, bytes]:
+    """Returns the scripts `names`, which follow one another, with the edit that made `text` of the
+    last one. Raises Conflict."""
+    new = {names[-1]: text}
+    for later, name in pairwise(reversed(names)):
+        new[name] = merge(old[later], old[name], new[later], name, words=True)
+    return new
+
+
+def kept_as_they_are(
+    old: dict[str, bytes], edited: str, until: list[str], series: list[str]
+) -> dict[str, bytes]:
+    """Returns the scripts that an edit doesn't reach: those of `until`, and what follows one of the
+    series. Raises StackError where the edited script is among them."""
+    kept = {}
+    for name in until:
+        names = series[series.index(name) :] if name in series else [name]
+        if edited in names:
+            raise StackError(f"--until: {name} doesn't come after {edited}")
+        kept |= {name: old[name] for name in names}
+    return kept
+
+
+def way_on(root: Path, file: Path, into: str | None, until: list[str], name: str) -> str:
+    """Returns what to type after a conflict in the script `name`: the edit goes as far as that, and
+    is made there by hand."""
+    options = [f"--into={into}"] if into else []
+    options += [f"--until={stop}" for stop in [*until, name]]
+    edit = shlex.join([os.path.relpath(file), *options])
+    script = os.path.relpath(root / WRITTEN / file_of(name))
+    return (
+        f"To go on, type\n  python patches/stack.py refresh {edit}\n"
+        f"  python patches/stack.py write {name}\n"
+        f"make the edit in {script}, and type\n  python patches/stack.py refresh {script}"
+    )
 
 
 def new_command(
     root: Path, name: str, variant: bool, base: str | None, **fields: str | None
 ) -> list[str]:
     """turns your edit of 01 into a patch, at the end of the series or a variant"""
-    patches, edited = load(root), DDP if base == "02" else LAST
-    group, text = fields["group"], fields.pop("text")
-    if variant != bool(group) or base and not variant:
+    if variant != bool(fields["group"]) or base and not variant:
         raise StackError("--group is for a --variant, which needs one, and so is --base")
+    patches, edited = load(root), DDP if base == "02" else LAST
+    number = len(patches)  # ddp.patch, which isn't a technique, makes room for it
+    file, script = f"patches/{number:02}-{name}.patch", names_of(patches)[-2]
     if variant:
         file, script = f"patches/variants/{name}.patch", Path(edited).stem
-        measure = f"variants --names {name}"
-    else:
-        number = len(patches)  # ddp.patch, which isn't a technique, makes room for it
-        file, script = f"patches/{number:02}-{name}.patch", names_of(patches)[-2]
-        measure = f"ladder --techniques {number - 1}-{number}"
     if not NAME.fullmatch(name) or (root / file).exists():
         raise StackError(f"{name!r} is taken, or isn't a name like sgd or adamw-8bit")
     old, new = before_edit(root / edited, root), read(root / edited)
-
-    fields["base"] = script
-    wrap = partial(textwrap.fill, width=100, break_long_words=False, break_on_hyphens=False)
-    header = [
-        wrap(f"{field}: {fields[field.lower()]}", subsequent_indent="  ")
-        for field in FIELDS
-        if fields[field.lower()]
-    ]
-    head = "\n".join([*header, "", wrap(text), "", ""]).encode()
     before = old[find(script, old)]
-    files = {root / file: make_patch(file, head, script, before, new)}
+    data = make_patch(file, header_of(script, fields), script, before, new)
     # Insert a patch that changes nothing yet; then its edit is carried like any.
-    patch = Patch(file, files[root / file], script)
+    patch = Patch(file, data, script)
     patches.insert(len(patches) if variant else -1, patch)
     old[patch.name] = before
+    files = {root / file: data}
     files |= carry(patches + load_variants(root), old, {patch.name: new}, root)
     if not variant:
         series = root / "patches/series"
         files[series] = read(series) + f"{patch.name}.patch\n".encode()
-    written = [os.path.relpath(path) for path in write_all(files)]
-    written += ["next:", "  python patches/stack.py verify"]
-    return written if base == "02" else [*written, f"  python measure.py {measure}"]
+    written = write_all(files)
+    study = f"variants --names {name}" if variant else f"ladder --techniques {number - 1}-{number}"
+    return [*map(os.path.relpath, written), *what_is_next(study, edited)]
+
+
+def what_is_next(study: str, edited: str) -> list[str]:
+    """Returns what to type after a patch was made. What 02 gains is measured on several GPUs."""
+    lines = ["next:", "  python patches/stack.py verify"]
+    return lines if edited == DDP else [*lines, f"  python measure.py {study}"]
+
+
+def header_of(base: str, fields: dict[str, str | None]) -> bytes:
+    """Returns a patch's header, wrapped, from its fields in small letters and its `text`."""
+    wrap = partial(textwrap.fill, width=100, break_long_words=False, break_on_hyphens=False)
+    values = fields | {"base": base}
+    lines = [
+        wrap(f"{field}: {values[field.lower()]}", subsequent_indent="  ")
+        for field in FIELDS
+        if values[field.lower()]
+    ]
+    return "\n".join([*lines, "", wrap(fields["text"]), "", ""]).encode()
 
 
 def compose_command(root: Path, names: list[str], base: str | None, out: Path) -> list[str]:
@@ -629,21 +722,26 @@ def compose_command(root: Path, names: list[str], base: str | None, out: Path) -
         raise StackError(f"{out} exists: nothing is overwritten")
     check_name(out, text)
     written = [os.path.relpath(path) for path in write_all({out: text})]
-    needed = {
-        package
-        for patch in load_variants(root)
-        if patch.name in names
-        for package in packages_of(patch)
-    }
-    if missing := sorted(package.replace("_", "-") for package in needed if not find_spec(package)):
+    if missing := missing_packages(names, root):
         written.append(f"first: pip install {' '.join(missing)}")
-    base_options = OPTION.findall(read(root / LAST) + read(root / DDP))
-    added = [
-        f"--{option.decode().replace('_', '-')}"
-        for option in OPTION.findall(text)
-        if option not in base_options
+    if added := added_options(text, root):
+        written.append(f"its variants add {', '.join(added)} (see --help)")
+    return written
+
+
+def missing_packages(names: list[str], root: Path) -> list[str]:
+    """Returns the packages that variants need and that aren't installed, as pip has them."""
+    variants = chosen_variants(names, root)
+    packages = {package for variant in variants for package in packages_of(variant)}
+    return sorted(package.replace("_", "-") for package in packages if not find_spec(package))
+
+
+def added_options(text: bytes, root: Path) -> list[str]:
+    """Returns the command-line options of a script that neither 01 nor 02 has."""
+    usual = OPTION.findall(read(root / LAST) + read(root / DDP))
+    return [
+        f"--{name.decode().replace('_', '-')}" for name in OPTION.findall(text) if name not in usual
     ]
-    return written + [f"its variants add {', '.join(added)} (see --help)"] if added else written
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -128,24 +128,32 @@ def parse_arguments(argv: list[str] | None = None) -> Experiment:
         args, trainer = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
     except ValueError as error:  # of the Trainer's own checks
         parser.error(str(error).splitlines()[0])
-    if args.model and args.model not in orig.MODELS:
-        parser.error(f"argument --model: {args.model!r} is none of {', '.join(orig.MODELS)}")
-    if args.dtype not in ("float32", "bfloat16"):
-        parser.error(f"argument --dtype: {args.dtype!r} is neither float32 nor bfloat16")
-    if args.train_file and not args.model_name_or_path:
-        parser.error("argument --train_file: needs --model_name_or_path, whose tokenizer reads it")
-    if args.device not in ("", "cpu", "cuda"):
-        parser.error(f"argument --device: {args.device!r} is neither cpu nor cuda")
-    for name, value in (
-        ("eval_freq", args.eval_freq),
-        ("num_train_epochs", trainer.num_train_epochs),
-    ):
-        if value <= 0:
-            parser.error(f"argument --{name}: {value} is out of range")
+    if wrong := what_is_wrong(args, trainer):
+        parser.error(wrong)
     if torch.backends.cuda.matmul.fp32_precision == "tf32":  # by --tf32
         torch.set_float32_matmul_precision("high")  # the same, by the name that the record reads
     args.trainer = trainer
     return args
+
+
+def what_is_wrong(args: Experiment, trainer: Settings) -> str | None:
+    """Returns what to say of the first wrong setting."""
+    choices = {
+        "model": (("", *orig.MODELS), f"none of {', '.join(orig.MODELS)}"),
+        "dtype": (("float32", "bfloat16"), "neither float32 nor bfloat16"),
+        "device": (("", "cpu", "cuda"), "neither cpu nor cuda"),
+    }
+    for name, (values, says) in choices.items():
+        value = getattr(args, name)
+        if value not in values:
+            return f"argument --{name}: {value!r} is {says}"
+    if args.train_file and not args.model_name_or_path:
+        return "argument --train_file: needs --model_name_or_path, whose tokenizer reads it"
+    least = dict(eval_freq=args.eval_freq, num_train_epochs=trainer.num_train_epochs)
+    for name, value in least.items():
+        if value <= 0:
+            return f"argument --{name}: {value} is out of range"
+    return None
 
 
 def configure(args: Experiment | list[str]) -> orig.Config:
@@ -153,24 +161,31 @@ def configure(args: Experiment | list[str]) -> orig.Config:
     were parsed to. Raises orig.UserError."""
     if isinstance(args, list):
         args = parse_arguments(args)
-    trainer, device = args.trainer, args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    trainer = args.trainer
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     model = args.model or ("gpt2" if device == "cuda" else "cpu-demo")
     config = orig.configure(["--device", device, "--model", model])
     config.vocab_size = 50_304  # as in 01, a multiple of 64
-    demo = model == "cpu-demo" and trainer.max_steps <= 0 and not args.model_name_or_path
-    config.max_tokens = args.max_tokens or (DEMO_TOKENS if demo else None)
-    config.max_steps = max(trainer.max_steps, 0) or None
-    for name in ("context_length", "eval_windows"):
-        setattr(config, name, getattr(args, name) or getattr(config, name))
+    set_length(config, args)
     if args.batch_size:
         trainer.per_device_train_batch_size = args.batch_size
     config.batch_size = trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps
-    config.epochs = math.ceil(trainer.num_train_epochs)
+    for name in ("context_length", "eval_windows"):
+        setattr(config, name, getattr(args, name) or getattr(config, name))
     for name in ("learning_rate", "weight_decay", "seed"):
         setattr(config, name, getattr(trainer, name))
     for name in ("eval_freq", "data", "results_dir", "name"):
         setattr(config, name, getattr(args, name))
     return config
+
+
+def set_length(config: orig.Config, args: Experiment) -> None:
+    """Sets after how many epochs, steps and tokens training ends; cpu-demo alone has a default."""
+    steps = max(args.trainer.max_steps, 0)
+    is_demo = config.model == "cpu-demo" and not steps and not args.model_name_or_path
+    config.epochs = math.ceil(args.trainer.num_train_epochs)
+    config.max_steps = steps or None
+    config.max_tokens = args.max_tokens or (DEMO_TOKENS if is_demo else None)
 
 
 # ---- Data and model ----------------------------------------------------------------------------
@@ -279,6 +294,12 @@ def read_tokens(args: Experiment, config: orig.Config) -> orig.Data:
 # ---- Training ----------------------------------------------------------------------------------
 
 
+def autocast_type(settings: Settings) -> str | None:
+    if settings.bf16:
+        return "bfloat16"
+    return "float16" if settings.fp16 else None
+
+
 class Record(orig.Run):
     """00's record, which also tells the Trainer's version and options."""
 
@@ -300,7 +321,7 @@ class Record(orig.Run):
                 flops_per_token=6 * sum(layer.weight.numel() for layer in layers) + attention,
                 compile=trainer.torch_compile,
                 optim=str(trainer.optim.value),
-                autocast="bfloat16" if trainer.bf16 else "float16" if trainer.fp16 else None,
+                autocast=autocast_type(trainer),
                 gradient_accumulation_steps=trainer.gradient_accumulation_steps,
                 gradient_checkpointing=bool(trainer.activation_checkpointing),
                 huge_pages=os.environ.get("THP_MEM_ALLOC_ENABLE") == "1",

@@ -52,7 +52,7 @@ SPEEDS = {"00_orig": 100.0, "01_opt_single_gpu": 900.0, "03-fused-adamw": 120.0}
 PIECES = ",".join(
     name
     for name, study in all_studies().items()  # profile needs a trace besides
-    if study.place and study.in_report and name != "profile"
+    if study.position and study.report_options and name != "profile"
 )
 
 
@@ -261,7 +261,9 @@ def test_page(reports, tmp_path):
     """Has every study, its figures and its pictures; carried to another place, it goes on there."""
     assert reports.make() == 0
     head, machine, *sections = reports.text.split("\n## ")
-    titles = [study.title for study in all_studies().values() if study.place and study.in_report]
+    titles = [
+        study.title for study in all_studies().values() if study.position and study.report_options
+    ]
     assert [section.partition("\n")[0] for section in sections] == titles
     assert reports.text.count("Not measured yet") == 1  # the profile
     assert "Not finished" not in head and "bfloat16 4.00 TFLOP/s" in machine

@@ -45,7 +45,7 @@ GPUS = MACHINE | dict(gpus=4)
 CASES = [
     (name, line, machine)
     for name, study in STUDIES.items()
-    for line in study.in_report or [""]
+    for line in study.report_options or [""]
     for machine in (CPU, GPUS)
 ]
 LONG = "A processor whose name is longer than what a title of a picture has room for @ 2.70GHz"

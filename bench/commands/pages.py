@@ -65,26 +65,30 @@ class Report(Command):
 
 def jobs_of(setup: Setup) -> list[tuple[Study, Setup]]:
     """Returns (study, its own setup) in the order of the report. Raises UserError."""
-    every = {
-        name: study for name, study in all_studies().items() if study.place and study.in_report
-    }
-    names = setup.args.studies.replace(",", " ").split() or [*every]
-    if unknown := [name for name in names if name not in every]:
-        raise UserError(f"--studies: {unknown[0]!r} is none of {', '.join(every)}", 2)
-    lines = [
-        (study, line) for name, study in every.items() if name in names for line in study.in_report
-    ]
+    studies = studies_to_measure(setup.args.studies)
     return [
-        (
-            study,
-            replace(
-                setup,
-                in_report=True,
-                args=argparse.Namespace(**study.arguments(line) | vars(setup.args)),
-            ),
-        )
-        for study, line in lines
+        (study, setup_for(study, line, setup)) for study in studies for line in study.report_options
     ]
+
+
+def studies_to_measure(names: str) -> list[Study]:
+    """Returns the studies that "A,B" names, of those that a report measures; all for "". Raises
+    UserError."""
+    studies = {
+        name: study
+        for name, study in all_studies().items()
+        if study.position and study.report_options
+    }
+    chosen = names.replace(",", " ").split() or [*studies]
+    if unknown := [name for name in chosen if name not in studies]:
+        raise UserError(f"--studies: {unknown[0]!r} is none of {', '.join(studies)}", 2)
+    return [study for name, study in studies.items() if name in chosen]
+
+
+def setup_for(study: Study, line: str, setup: Setup) -> Setup:
+    """Returns the setup of a report with a study's own options, a line."""
+    args = argparse.Namespace(**study.arguments(line) | vars(setup.args))
+    return replace(setup, in_report=True, args=args)
 
 
 def make_report(jobs: list[tuple[Study, Setup]], setup: Setup) -> int:

@@ -2,6 +2,9 @@
 the batch that fits, the tokens per second, and what a number of tokens costs."""
 
 import re
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import cycle
 from pathlib import Path
 
 from bench.catalogue import Run
@@ -11,10 +14,12 @@ from bench.predict.store import OTHERS, Prediction, code_of, fitting, predict, p
 from bench.subcommands import Command, above_0, number_from, positive
 from gpt_speed.cards import CARDS, Card, named
 from gpt_speed.common import UserError
+from gpt_speed.memory import MemoryNeed
 from gpt_speed.speed import KINDS, LEAST_BATCH, UNCHECKED
-from gpt_speed.tables import Table, markdown, num_col, text_col
+from gpt_speed.tables import Column, Table, markdown, num_col, text_col
 from patches import stack
 
+OLDEST = 7.0  # compute capability of the cards that 01 and 02 are for
 FEW = 4  # cards: of each the answer has a sentence, of more a table alone
 SUFFIXES = dict(k=1e3, m=1e6, b=1e9, t=1e12)
 NOTE = (
@@ -114,7 +119,7 @@ class Predict(Command):
         )
 
     def answer(self, setup):
-        args, options = setup.args, ["--model", setup.args.model, *setup.options]
+        args = setup.args
         if any(has_option(name, setup.options) for name in ("--batch-size", "--model")):
             raise UserError("--batch-size and --model go before --", 2)
         if args.gpu.strip().lower() == "list":
@@ -122,88 +127,27 @@ class Predict(Command):
                 f"{name}, {card.mib / 1024:.0f} GB: {', '.join(card.names)}"
                 for name, card in CARDS.items()
             )
-        cards, gpus = asked_for(args)
+        cards, gpus = cards_of(args)
         smallest = min(card.mib for card in cards.values()) - OTHERS
         if args.all:
             return predict_all(
                 setup.scripts, reference.wanted(), setup.results, smallest, args.retrace
             )
-        runs = chosen(setup, gpus)
-        rows, predictions = [], {}
-        for number, (name, card) in enumerate(cards.items()):
-            price = args.price and args.price[number % len(args.price)]
-            for run in runs:
-                if not has_option("--dtype", options):
-                    run = reference.in_place(setup.scripts, run, card)
-                if run.name not in predictions:
-                    predictions[run.name] = (
-                        run,
-                        predict(
-                            setup.scripts,
-                            run.script,
-                            [*options, *run.options],
-                            setup.results,
-                            smallest,
-                            args.batch_size,
-                            args.retrace,
-                        ),
-                    )
-                rows.append(row_of(name, card, *predictions[run.name], args, price))
-        edited = {
-            str(run.script)
-            for run, prediction in predictions.values()
-            if prediction.code != code_of(setup.scripts.text(run.script))
-        }
-        changes = (
-            [
-                f"The code of {', '.join(sorted(edited))} has changed since it was"
-                " predicted. --retrace traces it."
-            ]
-            if edited
-            else []
-        )
-        of_the_last = [row["answer"] for row in rows[len(runs) - 1 :: len(runs)]]
-        answers = [*of_the_last, ""] if len(cards) <= FEW else []
-        notes = [
-            NOTE,
-            *([ON_SEVERAL] if any(run.processes > 1 for run in runs) else []),
-            *([OUTSIDE] if any(row.get("speed") == UNCHECKED for row in rows) else []),
-        ]
-        return "\n".join([*answers, markdown(table_of(rows, len(cards), args)), *notes, *changes])
+        rows, sentences = forecasts(setup, cards, chosen(setup, gpus), smallest)
+        answers = [*sentences, ""] if len(cards) <= FEW else []
+        table = markdown(table_of(rows, len(cards), args))
+        return "\n".join([*answers, table, *notes_of(setup, rows)])
 
 
-def asked_for(args) -> tuple[dict[str, Card], int]:
-    """Returns (the cards by their names, how many of one 02 has, 0 where it isn't asked
-    for). Raises UserError."""
-    if (args.bandwidth is None) != (args.tflops is None) or args.bandwidth and not args.memory:
-        raise UserError("--bandwidth and --tflops tell a speed together, with --memory", 2)
-    count, names = re.fullmatch(
-        r"(?:([1-9]\d*) *[xX×])?\s*(.*)", args.gpu.strip(), re.DOTALL
-    ).groups()
+def cards_of(args) -> tuple[dict[str, Card], int]:
+    """Returns the cards that are asked for, by their names, and how many of one 02 has: 0 where it
+    isn't asked for. Raises UserError."""
+    number, names = parse_gpus(args.gpu)
+    check_own_card(args, names)
     if args.memory:
-        if names not in ("", "all"):
-            raise UserError(
-                "--memory describes a GPU of its own: leave --gpu out, or give the"
-                " number of GPUs, --gpu 4x",
-                2,
-            )
-        if args.tokens and not args.tflops:
-            raise UserError("--tokens needs a speed: beside --memory, --bandwidth and --tflops", 2)
-        rate = args.tflops or 0
-        cards = {
-            f"{args.memory:g} GB": Card(
-                mib=int(1024 * args.memory),
-                capability=8.0,
-                bandwidth=args.bandwidth or 0,
-                tf32=rate / 2,
-                bfloat16=rate,
-                float16=rate,
-                reached=0.8 * rate,
-                is_measured=False,
-            )
-        }
-    elif names.lower() == "all":  # 01 and 02 are for 7.0 and later
-        cards = {name: card for name, card in CARDS.items() if card.capability >= 7}
+        cards = {f"{args.memory:g} GB": own_card(args)}
+    elif names.lower() == "all":
+        cards = {name: card for name, card in CARDS.items() if card.capability >= OLDEST}
     else:
         cards = {name: CARDS[name] for name in named(names)}
     if args.price and (not args.tokens or len(args.price) not in (1, len(cards))):
@@ -212,13 +156,52 @@ def asked_for(args) -> tuple[dict[str, Card], int]:
             f" GPUs: {', '.join(cards)}",
             2,
         )
-    return cards, int(count or 0)
+    return cards, number
+
+
+def parse_gpus(text: str) -> tuple[int, str]:
+    """Returns (8, "H100") for "8xH100", and (0, "H100") for "H100"."""
+    number, names = re.fullmatch(r"(?:([1-9]\d*) *[xX×])?\s*(.*)", text.strip(), re.DOTALL).groups()
+    return int(number or 0), names
+
+
+def check_own_card(args, names: str) -> None:
+    """Raises UserError where a GPU is described by half, or named as well."""
+    has_half_a_speed = (args.bandwidth is None) != (args.tflops is None)
+    if has_half_a_speed or args.bandwidth and not args.memory:
+        raise UserError("--bandwidth and --tflops tell a speed together, with --memory", 2)
+    if not args.memory:
+        return
+    if names not in ("", "all"):
+        raise UserError(
+            "--memory describes a GPU of its own: leave --gpu out, or give the"
+            " number of GPUs, --gpu 4x",
+            2,
+        )
+    if args.tokens and not args.tflops:
+        raise UserError("--tokens needs a speed: beside --memory, --bandwidth and --tflops", 2)
+
+
+def own_card(args) -> Card:
+    """Returns the GPU that --memory, --bandwidth and --tflops describe."""
+    rate = args.tflops or 0
+    return Card(
+        mib=int(1024 * args.memory),
+        capability=8.0,
+        bandwidth=args.bandwidth or 0,
+        tf32=rate / 2,
+        bfloat16=rate,
+        float16=rate,
+        reached=0.8 * rate,
+        is_measured=False,
+    )
 
 
 def chosen(setup, gpus: int) -> list[Run]:
     """Returns the scripts that are asked for, those of several GPUs on this many. Raises
     UserError, StackError."""
-    scripts, args, names = setup.scripts, setup.args, ["00", "01", "02"] if gpus else ["00", "01"]
+    scripts, args = setup.scripts, setup.args
+    names = ["00", "01", "02"] if gpus else ["00", "01"]
     gpus = gpus or reference.GPUS
     runs = [scripts.stage(name, gpus) for name in names]
     if args.techniques:
@@ -231,61 +214,201 @@ def chosen(setup, gpus: int) -> list[Run]:
     return list({run.name: run for run in runs}.values())
 
 
-def row_of(
-    name: str, card: Card, run: Run, prediction: Prediction, args, price: float | None
-) -> dict:
-    """Returns a script's row on a GPU, with the same in a sentence: does it fit, at which
-    batch, how fast. A GPU costs `price` per hour."""
-    batch, gpus = fitting(prediction.needs, card.mib, args.batch_size), run.processes
-    size = batch or args.batch_size or min(prediction.needs)
-    need, limit = prediction.needs[size], card.mib - OTHERS
-    row = dict(name=name, gb=card.mib / 1024, label=run.label, batch=batch or "none")
-    # The memory of technique 14 may be higher than predicted.
-    has_14 = run.script != "00" and (run.number is None or run.number >= 14)
-    fits = "fits" if batch else "does not fit"
-    if batch and has_14 and reference.RESERVE * need.minimum > limit:
-        fits = "only just fits"
-    answer = (
-        f"{name}, {args.model}, {run.label}: {fits} at batch {size}"
-        f" (needs {need.minimum / 1024:.2f} of {limit / 1024:.2f} GB)"
-    )
-    if batch:
-        row["reserved_gb"] = min(need.reserved, limit) / 1024
-    if batch and card.bandwidth:
-        row["speed"] = prediction.speed_range(batch, card)
-        answer += f", {prediction.speed_range(batch, card, gpus)}"
-        if speeds := prediction.speeds(batch, card, gpus):
-            answer += " thousand tok/sec"
-            times = prediction.seconds(batch, card)
-            row["shares"] = {kind: spent / sum(times.values()) for kind, spent in times.items()}
-            row["mfu"] = prediction.mfu(batch, card)
-            if gpus > 1:
-                row["of_all"] = prediction.speed_range(batch, card, gpus)
-            if args.tokens:
-                hours = [args.tokens / speed / 3600 for speed in reversed(speeds)]
-                row["hours"] = span(*hours)
-                row["cost"] = price and span(*(hour * gpus * price for hour in hours))
-    return row | dict(answer=f"{answer}.")
+@dataclass(frozen=True)
+class Forecast:
+    """A script on a GPU: whether it fits, at which batch, how fast it is, and what that costs.
+
+    What the prediction doesn't know is None, as the speed of a script that doesn't fit."""
+
+    name: str  # of the GPU
+    card: Card
+    run: Run
+    prediction: Prediction
+    wanted_batch: int | None  # of each GPU (None: the largest that fits)
+    tokens: float | None  # to train on
+    price: float | None  # of one GPU, per hour
+
+    @cached_property
+    def batch(self) -> int:
+        """The batch size that fits, 0 where none does."""
+        return fitting(self.prediction.needs, self.card.mib, self.wanted_batch)
+
+    @property
+    def memory_batch(self) -> int:
+        """The batch size whose memory is told, also where it doesn't fit."""
+        return self.batch or self.wanted_batch or min(self.prediction.needs)
+
+    @property
+    def need(self) -> MemoryNeed:
+        return self.prediction.needs[self.memory_batch]
+
+    @property
+    def limit(self) -> int:
+        """The MiB that a script may take."""
+        return self.card.mib - OTHERS
+
+    @property
+    def reserved_gb(self) -> float | None:
+        return min(self.need.reserved, self.limit) / 1024 if self.batch else None
+
+    @property
+    def fits(self) -> str:
+        if not self.batch:
+            return "does not fit"
+        is_tight = reference.RESERVE * self.need.minimum > self.limit
+        return "only just fits" if is_tight and reserves_more(self.run) else "fits"
+
+    @property
+    def has_speed(self) -> bool:
+        return bool(self.batch and self.card.bandwidth)
+
+    @property
+    def speeds(self) -> tuple[float, float] | None:
+        """The least and the most tok/sec of all GPUs."""
+        if not self.has_speed:
+            return None
+        return self.prediction.speeds(self.batch, self.card, self.run.processes)
+
+    def speed_range(self, gpus: int) -> str | None:
+        """Returns the tok/sec of so many GPUs in thousands, or why they aren't known."""
+        return self.prediction.speed_range(self.batch, self.card, gpus) if self.has_speed else None
+
+    @property
+    def speed(self) -> str | None:
+        return self.speed_range(1)
+
+    @property
+    def speed_of_all(self) -> str | None:
+        """The same of several GPUs; None of one."""
+        if not self.speeds or self.run.processes == 1:
+            return None
+        return self.speed_range(self.run.processes)
+
+    @property
+    def mfu(self) -> float | None:
+        return self.prediction.mfu(self.batch, self.card) if self.speeds else None
+
+    @property
+    def shares(self) -> dict[str, float] | None:
+        """The share of a step's time by the kind of work, of speed.KINDS."""
+        if not self.speeds:
+            return None
+        times = self.prediction.seconds(self.batch, self.card)
+        return {kind: seconds / sum(times.values()) for kind, seconds in times.items()}
+
+    @property
+    def hours(self) -> tuple[float, float] | None:
+        """The least and the most hours that the tokens take."""
+        if not self.speeds or not self.tokens:
+            return None
+        least, most = self.speeds
+        return self.tokens / most / 3600, self.tokens / least / 3600
+
+    @property
+    def cost(self) -> tuple[float, float] | None:
+        """What these hours of all GPUs cost."""
+        if not self.hours or not self.price:
+            return None
+        least, most = self.hours
+        return least * self.run.processes * self.price, most * self.run.processes * self.price
+
+    def sentence(self, model: str) -> str:
+        """Returns the answer in words."""
+        sentence = (
+            f"{self.name}, {model}, {self.run.label}: {self.fits} at batch {self.memory_batch}"
+            f" (needs {self.need.minimum / 1024:.2f} of {self.limit / 1024:.2f} GB)"
+        )
+        if self.has_speed:
+            sentence += f", {self.speed_range(self.run.processes)}"
+        if self.speeds:
+            sentence += " thousand tok/sec"
+        return f"{sentence}."
 
 
-def table_of(rows: list[dict], cards: int, args) -> Table:
+def reserves_more(run: Run) -> bool:
+    """Returns whether a script may reserve more than predicted, as from technique 14 on."""
+    return run.script != "00" and (run.number is None or run.number >= 14)
+
+
+def forecasts(
+    setup, cards: dict[str, Card], runs: list[Run], smallest: int
+) -> tuple[list[Forecast], list[str]]:
+    """Returns every script on every card, and the answer in words for each card: that of the last
+    script. `smallest`: the MiB of the smallest card. Raises UserError, StackError."""
+    args, options = setup.args, ["--model", setup.args.model, *setup.options]
+    predictions: dict[str, Prediction] = {}
+    rows: list[Forecast] = []
+    sentences = []
+    for (name, card), price in zip(cards.items(), cycle(args.price or [None]), strict=False):
+        for run in runs:
+            if not has_option("--dtype", options):
+                run = reference.in_place(setup.scripts, run, card)
+            if run.name not in predictions:
+                predictions[run.name] = predict(
+                    setup.scripts,
+                    run.script,
+                    [*options, *run.options],
+                    setup.results,
+                    smallest,
+                    args.batch_size,
+                    args.retrace,
+                )
+            prediction = predictions[run.name]
+            rows.append(Forecast(name, card, run, prediction, args.batch_size, args.tokens, price))
+        sentences.append(rows[-1].sentence(args.model))
+    return rows, sentences
+
+
+def table_of(rows: list[Forecast], cards: int, args) -> Table:
     """Returns at which batch and how fast each script is on each card; of a single card where the
     time of a step goes; and if asked for how long args.tokens take, and what they cost."""
     size = f"batch {args.batch_size}" if args.batch_size else "the largest batch, a power of two"
+    shares = [num_col(kind, f"shares.{kind}", ".0%") for kind in KINDS] if cards == 1 else []
     return Table(
         [
             text_col("card", "name"),
-            num_col("GB", "gb", ".0f"),
-            text_col("script", "label"),
-            num_col("batch", "batch"),
+            Column("GB", lambda row: f"{row.card.mib / 1024:.0f}"),
+            text_col("script", "run.label"),
+            Column("batch", lambda row: str(row.batch or "none")),
             num_col("GB reserved", "reserved_gb", ".2f"),
             num_col("tok/sec, thousands", "speed"),
-            num_col("of all its GPUs", "of_all"),
+            num_col("of all its GPUs", "speed_of_all"),
             num_col("MFU", "mfu", ".0%"),
-            num_col("hours", "hours"),
-            num_col("cost", "cost"),
-            *(num_col(kind, f"shares.{kind}", ".0%") for kind in KINDS if cards == 1),
+            Column("hours", lambda row: range_text(row.hours)),
+            Column("cost", lambda row: range_text(row.cost)),
+            *shares,
         ],
         rows,
         f"{args.model} at {size}:",
+    )
+
+
+def range_text(ends: tuple[float, float] | None) -> str:
+    return span(*ends) if ends else ""
+
+
+def notes_of(setup, rows: list[Forecast]) -> list[str]:
+    """Returns what has to be known of the figures. Raises StackError."""
+    notes = [NOTE]
+    if any(row.run.processes > 1 for row in rows):
+        notes.append(ON_SEVERAL)
+    if any(row.speed == UNCHECKED for row in rows):
+        notes.append(OUTSIDE)
+    if changed := changed_scripts(setup, rows):
+        notes.append(
+            f"The code of {', '.join(changed)} has changed since it was"
+            " predicted. --retrace traces it."
+        )
+    return notes
+
+
+def changed_scripts(setup, rows: list[Forecast]) -> list[str]:
+    """Returns the scripts that had other code when they were traced. Raises StackError."""
+    by_run = {row.run.name: row for row in rows}
+    return sorted(
+        {
+            str(row.run.script)
+            for row in by_run.values()
+            if row.prediction.code != code_of(setup.scripts.text(row.run.script))
+        }
     )

@@ -10,7 +10,7 @@ from bench.analysis.rows import Row
 from bench.analysis.stats import POOLED_LEVEL, significant
 from bench.catalogue import technique_names
 from bench.common import DAMAGE, REFERENCE, relative
-from bench.measure.journal import locked
+from bench.measure.journal import Measured, locked
 from bench.measure.machine import read_look
 from bench.report.notes import machine_note, provenance
 from bench.report.page import write_page
@@ -52,7 +52,7 @@ class Compare(Command):
         )
 
 
-def described(measured, rows: list[Row]) -> str:
+def described(measured: Measured, rows: list[Row]) -> str:
     """Returns what a ladder was measured on, when, and how fast its first script is there."""
     speed = f"{rows[0].label}: {fmt(rows[0].tok_per_sec, ',.0f')} tok/sec."
     return f"{machine_note(measured, rows)} {provenance([measured])} {speed}"
@@ -61,24 +61,10 @@ def described(measured, rows: list[Row]) -> str:
 def speedups_table(rows: list[Row], others: list[Row]) -> Table:
     """Returns the techniques that come after the same one in both ladders, and whether
     their speedups differ. Raises UserError where there are none."""
-    by_name = {row.run.name: row for row in others if row.factor}
-    pairs = [
-        (row, other)
-        for row in rows
-        if row.factor
-        and (other := by_name.get(row.run.name))
-        and row.reference.run.name == other.reference.run.name
-    ]
+    pairs = pairs_of(rows, others)
     if not pairs:
         raise UserError("the two ladders have no technique in common with the same one before it")
-    differences = {
-        row.run.name: ours.minus(theirs)
-        for row, other in pairs
-        if (ours := row.speedup().estimate) and (theirs := other.speedup().estimate)
-    }
-    texts = dict.fromkeys(by_name, "not tested") | dict.fromkeys(differences, "not significant")
-    for name in significant(differences, POOLED_LEVEL):
-        texts[name] = "larger in A" if differences[name].mean > 0 else "larger in B"
+    texts = differences_in_words(pairs)
     return Table(
         [
             Column("technique", lambda pair: credited(pair[0], pair[0].label), True),
@@ -91,6 +77,37 @@ def speedups_table(rows: list[Row], others: list[Row]) -> Table:
         pairs,
         "Each technique's speedup over the script before it, the same one in both:",
     )
+
+
+def pairs_of(rows: list[Row], others: list[Row]) -> list[tuple[Row, Row]]:
+    """Returns the rows of the techniques that have a speedup in both ladders, over the same
+    script."""
+    others_by_step = {step_of(row): row for row in others if row.factor}
+    return [
+        (row, others_by_step[step_of(row)])
+        for row in rows
+        if row.factor and step_of(row) in others_by_step
+    ]
+
+
+def step_of(row: Row) -> tuple[str, str]:
+    """Returns the names of the runs before and after a technique."""
+    return row.reference.run.name, row.run.name
+
+
+def differences_in_words(pairs: list[tuple[Row, Row]]) -> dict[str, str]:
+    """Returns by the run's name in which ladder its speedup is larger, if that is significant over
+    all of them."""
+    differences = {
+        row.run.name: row.speedup().estimate.minus(other.speedup().estimate)
+        for row, other in pairs
+        if row.speedup().estimate and other.speedup().estimate
+    }
+    texts = {row.run.name: "not tested" for row, _ in pairs}
+    texts |= dict.fromkeys(differences, "not significant")
+    for name in significant(differences, POOLED_LEVEL):
+        texts[name] = "larger in A" if differences[name].mean > 0 else "larger in B"
+    return texts
 
 
 def ladder_in(name: str) -> tuple:
@@ -164,27 +181,38 @@ def what_is_missing(results: Path) -> list[str]:
         missing.append("no figures of 00 and 01: python measure.py stages")
     for study in ENOUGH:
         for measured, rows in newest_in(results, study):
-            if failed := [row.label for row in rows if row.outcome and row.outcome.failed]:
-                missing.append(f"{study}: {', '.join(failed)} failed")
-            if measured.options:
-                missing.append(f"{study}: measured with {' '.join(measured.options)}")
+            missing += [f"{study}: {fault}" for fault in faults_of(measured, rows)]
     return missing
+
+
+def faults_of(measured: Measured, rows: list[Row]) -> list[str]:
+    """Returns why others may not quote a measurement."""
+    faults = []
+    if failed := [row.label for row in rows if row.outcome and row.outcome.failed]:
+        faults.append(f"{', '.join(failed)} failed")
+    if measured.options:
+        faults.append(f"measured with {' '.join(measured.options)}")
+    return faults
 
 
 def rounds_in(results: Path) -> dict[str, int]:
     """Returns by study in how many rounds both 00 and 01 ran."""
-    last = len(technique_names()) - 1  # all but DDP
     rounds = {}
     for study in ENOUGH:
-        rows = [
-            (row.run.stage or {0: "00", last: "01"}.get(row.run.number), row.rounds)
-            for _, rows in newest_in(results, study)
-            for row in rows
-        ]
-        rounds[study] = min(
-            max((count for name, count in rows if name == end), default=0) for end in ("00", "01")
-        )
+        rows = [row for _, rows in newest_in(results, study) for row in rows]
+        rounds[study] = min(rounds_of("00", rows), rounds_of("01", rows))
     return rounds
+
+
+def rounds_of(stage: str, rows: list[Row]) -> int:
+    """Returns in how many rounds 00 or 01 ran, also as an end of a ladder."""
+    end = 0 if stage == "00" else len(technique_names()) - 1  # all but DDP
+    own = [row for row in rows if row.run.stage == stage or is_end(row, end)]
+    return max((row.rounds for row in own), default=0)
+
+
+def is_end(row: Row, number: int) -> bool:
+    return not row.run.stage and row.run.number == number
 
 
 def more_rounds(results: Path) -> str:
@@ -192,8 +220,8 @@ def more_rounds(results: Path) -> str:
     rounds = rounds_in(results)
     if any(rounds[study] >= enough for study, enough in ENOUGH.items()):
         return ""
-    found = max(rounds.values())
-    words = "Single runs, no significance" if found == 1 else f"Only {found} rounds"
+    most = max(rounds.values())
+    words = "Single runs, no significance" if most == 1 else f"Only {most} rounds"
     return (
         f"{words}: better {ENOUGH['stages']} rounds of stages, or {ENOUGH['ladder']} of a"
         " ladder with 00 and 01, such as python measure.py stages --resume --rounds"

@@ -14,36 +14,18 @@ LOADED = 300  # MiB that kernels and libraries still take of what is free
 
 
 def batches_that_fit(setup: Setup, composed: bool) -> dict[str, int]:
-    """Returns the batch sizes that take the place of the published ones, by these, and prints them:
-    for the smaller one the largest power of two that fits, for the larger one four times that, or
-    the largest that fits. Returns nothing where the published ones fit, where the options choose
-    one, or without a GPU. `composed`: 01 is composed with precision-fp16 where the GPU needs it."""
+    """Returns the batch sizes that take the place of the published ones, by these, and prints what
+    it has found. There are none where the published ones fit, where the options choose one, or
+    without a GPU. `composed`: 01 is composed with precision-fp16 where the GPU needs it."""
     if setup.device != "cuda" or has_option("--batch-size", setup.options):
         return {}
-    fast = FLOAT16 if composed and in_float16(setup.machine, setup.options) else PUBLISHED["32"]
     free = min(processes.ask_machine("free_memory"))
-    model = [] if has_option("--model", setup.options) else ["--model", "gpt2"]
-    batches = {}
     try:
-        for batch, script in (PUBLISHED | {"32": fast}).items():
-            options = setup.options
-            if batch == "8":  # 00 has nothing to compile
-                options = [word for word in options if word not in ("--compile", "--no-compile")]
-            elif (
-                script != FLOAT16
-                and trained_in(setup.machine) == "float32"
-                and not has_option("--dtype", options)
-            ):
-                options = ["--dtype", "float32", *options]
-            needs = predict(
-                setup.scripts, script, [*model, *options], setup.results, free - LOADED
-            ).needs
-            batches[batch] = min(int(batch), fitting(needs, free, others=LOADED) or 1)
+        batches = largest_batches(setup, free, composed)
     except UserError as error:
         print(f"whether the published batch sizes fit isn't known: {error}", file=sys.stderr)
         return {}
-    batches["32"] = min(batches["32"], 4 * batches["8"])
-    if batches == {"8": 8, "32": 32}:
+    if all(batches[size] == int(size) for size in PUBLISHED):
         return {}
     print(
         f"{free / 1024:.1f} GB of the GPU's memory can be used: by prediction, batch size"
@@ -52,3 +34,29 @@ def batches_that_fit(setup: Setup, composed: bool) -> dict[str, int]:
         flush=True,
     )
     return batches
+
+
+def largest_batches(setup: Setup, free: int, composed: bool) -> dict[str, int]:
+    """Returns what fits `free` MiB by prediction, by the published batch sizes: for the smaller one
+    the largest power of two, for the larger one four times that, or the largest that fits. Raises
+    UserError."""
+    batches = {}
+    for size, (script, options) in scripts_to_fit(setup, composed).items():
+        needs = predict(setup.scripts, script, options, setup.results, free - LOADED).needs
+        batches[size] = min(int(size), fitting(needs, free, others=LOADED) or 1)
+    batches["32"] = min(batches["32"], 4 * batches["8"])
+    return batches
+
+
+def scripts_to_fit(setup: Setup, composed: bool) -> dict[str, tuple[str, list[str]]]:
+    """Returns by the published batch size the script that is predicted, with its options."""
+    options = setup.options
+    model = [] if has_option("--model", options) else ["--model", "gpt2"]
+    # 00 has nothing to compile.
+    of_00 = [word for word in options if word not in ("--compile", "--no-compile")]
+    fast, dtype = PUBLISHED["32"], []
+    if composed and in_float16(setup.machine, options):
+        fast = FLOAT16
+    elif trained_in(setup.machine) == "float32" and not has_option("--dtype", options):
+        dtype = ["--dtype", "float32"]
+    return {"8": (PUBLISHED["8"], [*model, *of_00]), "32": (fast, [*model, *dtype, *options])}

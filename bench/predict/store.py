@@ -96,7 +96,10 @@ def fitting(
 
 def span(low: float, high: float) -> str:
     """Writes a range of figures, with decimals by its upper end."""
-    places = 0 if high >= 10 else 1 if high >= 1 else 2
+    if high >= 10:
+        places = 0
+    else:
+        places = 1 if high >= 1 else 2
     return f"{low:,.{places}f}–{high:,.{places}f}"
 
 
@@ -117,17 +120,29 @@ def predict(
     old = None if retrace else load(scripts, script, options, results, REFERENCE)
     new = old or trace(text, options)
     is_small = smallest is not None and smallest < new.needs[TRACED[0]].minimum
-    sizes = {size for size in BATCHES if is_small or size > TRACED[0]}
-    if batch:
-        sizes.add(batch)
-    if missing := sorted(sizes - new.needs.keys()):
-        # One that nobody asked for may be no multiple of --micro-batches.
-        traces = ask(text, options, missing, optional=[size for size in missing if size != batch])
-        needs = {size: memory_need(answer["events"]) for size, answer in traces.items()}
-        new = new._replace(needs=dict(sorted((new.needs | needs).items())))
+    new = with_sizes(new, text, options, sizes_wanted(is_small, batch), batch)
     if new != old and results.is_dir():  # it may be misspelt: nothing is made for this alone
         save(results, key_of(scripts, script, options), new)
     return new
+
+
+def sizes_wanted(is_small: bool, batch: int | None) -> set[int]:
+    """Returns those of BATCHES that a prediction is made for, on a small card all, and `batch`."""
+    sizes = {size for size in BATCHES if is_small or size > TRACED[0]}
+    return sizes | {batch} if batch else sizes
+
+
+def with_sizes(
+    prediction: Prediction, text: bytes, options: list[str], sizes: set[int], batch: int | None
+) -> Prediction:
+    """Adds the memory at those sizes that a prediction lacks. Raises UserError where the script
+    refuses `batch`; others, which nobody asked for, may be no multiple of --micro-batches."""
+    missing = sorted(sizes - prediction.needs.keys())
+    if not missing:
+        return prediction
+    traces = ask(text, options, missing, optional=[size for size in missing if size != batch])
+    needs = {size: memory_need(answer["events"]) for size, answer in traces.items()}
+    return prediction._replace(needs=dict(sorted((prediction.needs | needs).items())))
 
 
 def predict_all(

@@ -31,12 +31,33 @@ from bench.predict import meta_patches
 from bench.predict.compiled import PYTORCH, compile_only_models
 from bench.predict.meta_patches import WORLD_SIZE, aten, is_meta, key_of
 from bench.processes import error_line
-from gpt_speed.counting import bytes_of, kernel_of
+from gpt_speed.counting import Kernel, bytes_of, kernel_of
 from gpt_speed.memory import WORKSPACE
 from gpt_speed.speed import Work
 
 STEPS = 3
 MOST_TOKENS = 2**22  # of a step: a larger one takes minutes, since its windows are made
+
+
+def needs_storage(func, args: tuple, kwargs: dict) -> bool:
+    """Returns whether an operator doesn't run on tensors without storage."""
+    if func is aten._local_scalar_dense.default:  # Tensor.item
+        return is_meta(args[0])
+    if func is aten._to_copy.default:
+        return str(kwargs.get("device")) == "cpu"
+    return func in (aten._fused_adamw_.default, aten._amp_update_scale_.default)
+
+
+def flash_buffers(query: torch.Tensor) -> tuple[int, int]:
+    """Returns the bytes of what FlashAttention's backward pass makes and drops, in float32 and in
+    whole blocks (csrc/flash_attn/flash_api.cpp)."""
+    B, H, T, D = query.shape
+    T = round_up(T, 128)
+    return 4 * B * H * T, 4 * B * H * T * round_up(D, 32)
+
+
+def round_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
 
 
 class Recorder(TorchDispatchMode):
@@ -49,65 +70,68 @@ class Recorder(TorchDispatchMode):
         self.work, self.updating = [{}], []  # optimizers that are at it; one may use another
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs, buffers = kwargs or {}, []
-        if func is aten._fused_adamw_.default:  # it isn't there for tensors without storage
-            self.add_work(
-                "optimizer",
-                "",
-                True,
-                1,
-                0,
-                sum(
-                    2 * bytes_of(weight, *averages) + bytes_of(gradient)
-                    for weight, gradient, *averages in zip(*args[:4], strict=True)
-                ),
-            )
-            return None
-        if func is aten._amp_update_scale_.default:  # nor is this one
-            return args[0]
-        if func is aten._local_scalar_dense.default and is_meta(args[0]):  # Tensor.item
-            return 0.0
-        if func is aten._to_copy.default and str(kwargs.get("device")) == "cpu":
-            return torch.zeros_like(args[0], device="cpu", dtype=kwargs.get("dtype"))
+        kwargs = kwargs or {}
+        if needs_storage(func, args, kwargs):
+            return self.without_storage(func, args, kwargs)
+        buffers = []
         if func is aten._scaled_dot_product_flash_attention_backward.default:
-            B, H, T, D = args[1].shape
-            T = -(-T // 128) * 128  # csrc/flash_attn/flash_api.cpp: float32 in whole blocks
-            buffers = [self.add(4 * B * H * T), self.add(4 * B * H * T * -(-D // 32) * 32)]
+            buffers = [self.add(size) for size in flash_buffers(args[1])]
         result = func(*args, **kwargs)
         self.events += [-number for number in buffers]
         for tensor in filter(is_meta, tree_iter(result)):
             self.record(tensor)
         if kernel := kernel_of(func, args, kwargs, result, is_meta):
-            precision, is_aligned, flops, size, tensors = kernel
-            if precision == "float32" and torch.get_float32_matmul_precision() != "highest":
-                precision = "TF32"
-            kind = self.kind_of(func._schema.name.partition("::")[2], tensors, flops)
-            self.add_work(kind, precision, is_aligned, 1, flops, size)
+            self.add_kernel(func._schema.name.partition("::")[2], kernel)
         return result
+
+    def without_storage(self, func, args, kwargs):
+        """Returns what an operator that needs_storage() would, and counts its work if it updates
+        weights."""
+        if func is aten._fused_adamw_.default:
+            size = sum(
+                2 * bytes_of(weight, *averages) + bytes_of(gradient)
+                for weight, gradient, *averages in zip(*args[:4], strict=True)
+            )
+            self.add_work("optimizer", "", True, 1, 0, size)
+            return None
+        if func is aten._amp_update_scale_.default:
+            return args[0]
+        if func is aten._local_scalar_dense.default:
+            return 0.0
+        return torch.zeros_like(args[0], device="cpu", dtype=kwargs.get("dtype"))
+
+    def add_kernel(self, name: str, kernel: Kernel) -> None:
+        """Counts an operator's kernel, whose matmuls may be rounded to TF32."""
+        precision, is_aligned, flops, size, tensors = kernel
+        if precision == "float32" and torch.get_float32_matmul_precision() != "highest":
+            precision = "TF32"
+        self.add_work(self.kind_of(name, tensors, flops), precision, is_aligned, 1, flops, size)
 
     def compiled_kernel(self, updated: int, *args) -> None:
         """Counts a kernel that the compiler has made: it reads or writes each of its tensors once,
         or both of the first `updated`."""
         tensors = [x for x in args if is_meta(x)]
-        self.add_work(
-            self.kind_of("", tensors, 0), "", True, 1, 0, bytes_of(*tensors, *tensors[:updated])
-        )
+        size = bytes_of(*tensors, *tensors[:updated])
+        self.add_work(self.kind_of("", tensors, 0), "", True, 1, 0, size)
 
     def kind_of(self, name: str, tensors: list, flops: int) -> str:
         """Returns one of speed.KINDS: products are the matmuls of linear layers, head is the one
         that makes logits."""
-        T, V = self.config.context_length, self.config.vocab_size
+        V = self.config.vocab_size
         if self.updating:
             return "optimizer"
         if flops and any(V in x.shape for x in tensors):
             return "head"
         if any(x.shape[-1:] == (V,) for x in tensors):  # logits; the weights are (V, C)
             return "loss"
-        if "attention" in name or any(
-            x.shape[-2:] == (T, T) and (x.dim() == 4 or "bmm" in name) for x in tensors
-        ):
+        if "attention" in name or any(self.is_scores(x, name) for x in tensors):
             return "attention"
         return "products" if flops else "rest"
+
+    def is_scores(self, tensor: torch.Tensor, name: str) -> bool:
+        """Returns whether it is attention's scores, (B, H, T, T), or in bmm (B * H, T, T)."""
+        T = self.config.context_length
+        return tensor.shape[-2:] == (T, T) and (tensor.dim() == 4 or "bmm" in name)
 
     def add_work(self, *work) -> None:
         group = work[:3]

@@ -27,7 +27,7 @@ def write_page(studies: dict, results: Path, missing: dict[str, str]) -> Path:
     pictures = draw_all(studies, results)
     for file, content in pictures.items():
         write_whole(results / file, content)
-    shown = [study for study in studies.values() if study.place]
+    shown = [study for study in studies.values() if study.position]
     page = [
         *head_of(shown, results, missing),
         *(part for study in shown for part in section_of(study, results, pictures.keys())),
@@ -60,7 +60,7 @@ def section_of(study, results: Path, pictures: Collection[str]) -> list[str]:
         name = picture_name(study.name, measured.kind)
         if f"{name}.png" in pictures:
             parts.append(f"![{name}]({name}.png)\n")
-    if not parts and not study.in_report:
+    if not parts and not study.report_options:
         return []
     return [f"\n## {study.title}\n", "\n".join(parts) or "Not measured yet.\n"]
 

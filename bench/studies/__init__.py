@@ -24,8 +24,8 @@ class Study(Subcommand):
     group = "benchmarks"
 
     title = ""  # its heading on a machine's page
-    place: int | None = None  # in a report, if it is part of one
-    in_report: tuple[str, ...] = ("",)  # its options, each time that a report measures it
+    position: int | None = None  # in a report, if it is part of one
+    report_options: tuple[str, ...] = ("",)  # its own, each time that a report measures it
     rounds: dict[str, int] = {"cuda": 4, "cpu": 4}
     tokens: dict[str, int] | None = TOKENS  # of a run, per process; None: of the whole script
     environment: dict[str, str] = {}  # variables of its runs
@@ -91,5 +91,5 @@ class Study(Subcommand):
 def all_studies() -> dict[str, Study]:
     """Returns every study by its name, in the order of a report, the others behind."""
     studies = all_in(sys.modules[__name__], Study)
-    studies.sort(key=lambda study: (study.place or 1000, study.name))
+    studies.sort(key=lambda study: (study.position or 1000, study.name))
     return {study.name: study for study in studies}

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from bench.analysis.gradients import Verdict, verdict_of
+from bench.analysis.rows import Row
 from bench.catalogue import Run
 from bench.common import BUILD, ROOT
 from bench.measure.plan import Plan, Setup
@@ -23,7 +24,7 @@ class Gradients(Study):
     derivatives. The model is a small one. Exits with 1 where a gradient is wrong."""
 
     title = "Gradients"
-    place = 5
+    position = 5
     rounds = {"cuda": 1, "cpu": 1}
     tokens = None
     environment = {
@@ -68,25 +69,24 @@ class Gradients(Study):
             row.run.name: verdict_of(row.record) if row.record else Verdict() for row in rows
         }
 
-        def comparison(heading: str, name: str) -> Column:
-            return Column(heading, lambda row: verdicts[row.run.name].cells.get(name, ""))
+        def figure(row: Row, name: str) -> str:
+            return verdicts[row.run.name].cells.get(name, "")
+
+        def comparison(name: str) -> Column:
+            return Column(name, lambda row: figure(row, name))
+
+        def dropout(row: Row) -> str:
+            return unchecked_dropout(row.run) or figure(row, "dropout")
 
         return [
             Table(
                 [
                     Column("script", lambda row: f"`{row.label}`", True),
                     Column("verdict", lambda row: row.error or verdicts[row.run.name].text, True),
-                    comparison("compiled to uncompiled", "compiled to uncompiled"),
-                    comparison("uncompiled to reference", "uncompiled to reference"),
-                    comparison("compiled to reference", "compiled to reference"),
-                    Column(
-                        "dropout, to numeric derivatives",
-                        lambda row: (
-                            unchecked_dropout(row.run)
-                            or (verdicts[row.run.name].cells.get("dropout", ""))
-                        ),
-                        True,
-                    ),
+                    comparison("compiled to uncompiled"),
+                    comparison("uncompiled to reference"),
+                    comparison("compiled to reference"),
+                    Column("dropout, to numeric derivatives", dropout, True),
                 ],
                 rows,
             )
@@ -169,9 +169,11 @@ def is_in_report(run: Run, gpus: int) -> bool:
 def unchecked(run: Run, what: str) -> str | None:
     """Returns why a variant's gradients can't be checked: "all" of them, or those with "dropout";
     None where they can. Its header says so."""
-    patch = next((patch for patch in stack.load_variants() if patch.name == run.script), None)
-    scope, _, reason = patch.fields.get("Unchecked", "").partition(", ") if patch else ("", "", "")
-    return f"not checkable, {reason}" if scope == what else None
+    for patch in stack.load_variants():
+        if patch.name == run.script:
+            scope, _, reason = patch.fields.get("Unchecked", "").partition(", ")
+            return f"not checkable, {reason}" if scope == what else None
+    return None
 
 
 def unchecked_dropout(run: Run) -> str | None:

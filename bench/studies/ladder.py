@@ -1,5 +1,7 @@
 """One technique more at a time."""
 
+from itertools import pairwise
+
 from bench.analysis.rows import Row, printed
 from bench.measure.plan import EVERY_ROUND, Plan
 from bench.report import waterfall
@@ -15,7 +17,7 @@ class Ladder(Study):
     On several GPUs 02 comes last."""
 
     title = "The ladder: one more technique at a time"
-    place = 40
+    position = 40
     rounds = {"cuda": 4, "cpu": 6}  # a CPU is noisier
 
     def options(self, parser):
@@ -29,10 +31,7 @@ class Ladder(Study):
         gpus = setup.machine["gpus"]
         runs = setup.scripts.ladder(gpus)[: None if gpus > 1 else -1]
         runs = setup.scripts.select(setup.args.techniques, runs)
-        runs = [
-            run.replace(compared_to=before and before.name)
-            for before, run in zip([None, *runs], runs, strict=False)
-        ]
+        runs[1:] = [run.replace(compared_to=before.name) for before, run in pairwise(runs)]
         yield Plan(runs, seed_noise=1, cold_rounds=EVERY_ROUND, **self.length(setup))
 
     def excerpts(self, measured, rows):

@@ -12,7 +12,7 @@ class LeaveOneOut(Study):
     That shows what each is still worth next to all the others."""
 
     title = "01 without one technique at a time"
-    place = 60
+    position = 60
 
     def options(self, parser):
         parser.add_argument(

@@ -32,13 +32,29 @@ def kind_of(name: str) -> str:
     return next(kind for kind, pattern in KINDS.items() if re.search(pattern, name))
 
 
+def operations_in(averages: list[dict], gpu: bool) -> list[dict]:
+    """Returns the operations of a profile, on a GPU its kernels, with their calls and seconds per
+    step; the longest first. A span of time isn't counted, since its operations are."""
+    device, time = ("CUDA", "self_device_us") if gpu else ("CPU", "self_cpu_us")
+    operations = [
+        dict(name=row["name"], calls=row["calls"] / TIMED, seconds=row[time] / 1e6 / TIMED)
+        for row in averages
+        if row["device_type"] == device and not is_span(row, gpu)
+    ]
+    return sorted(operations, key=lambda operation: -operation["seconds"])
+
+
+def is_span(row: dict, gpu: bool) -> bool:
+    return row["name"] == "ProfilerStep*" or gpu and row["is_annotation"]
+
+
 class Profile(Study):
     """Show where a step of 01 spends its time.
 
     Ten steady steps run under PyTorch's profiler."""
 
     title = "Where a step of 01 spends its time"
-    place = 30
+    position = 30
     rounds = {"cuda": 1, "cpu": 1}
     tokens = None
     environment = {"TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE": "1"}  # a CPU's fused loops, by name
@@ -68,31 +84,13 @@ class Profile(Study):
                 f"the profile holds an evaluation, since an epoch has fewer than"
                 f" {STEPS} steps: take a longer text, or a smaller --batch-size"
             )
-        device, time = ("CUDA", "self_device_us") if gpu else ("CPU", "self_cpu_us")
-        operations = sorted(
-            (
-                dict(name=row["name"], calls=row["calls"] / TIMED, seconds=row[time] / 1e6 / TIMED)
-                for row in json.loads(averages.read_text())
-                if row["device_type"] == device
-                and row["name"] != "ProfilerStep*"
-                and not (gpu and row["is_annotation"])
-            ),
-            key=lambda operation: -operation["seconds"],
-        )
+        operations = operations_in(json.loads(averages.read_text()), gpu)
         if not operations:
             raise ValueError("the profile holds no operation")
         write_whole(setup.results / TRACE, record.with_suffix(".trace.json").read_bytes())
-        write_whole(
-            setup.results / PROFILE,
-            json.dumps(
-                dict(
-                    seconds=fmean([time for log in logs for time in log["seconds"]][-TIMED:]),
-                    gpu=gpu,
-                    operations=operations,
-                ),
-                indent=1,
-            ),
-        )
+        seconds = [time for log in logs for time in log["seconds"]]
+        profile = dict(seconds=fmean(seconds[-TIMED:]), gpu=gpu, operations=operations)
+        write_whole(setup.results / PROFILE, json.dumps(profile, indent=1))
 
     def tables(self, measured, rows):
         """Returns the seconds of each kind of operation, and of the longest operations."""

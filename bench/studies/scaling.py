@@ -31,8 +31,8 @@ class Scaling(Study):
     """Run 02 with more and more processes, each with the same batch."""
 
     title = "How 02 scales over processes"
-    place = 100
-    in_report = ("1,2,4,8",)
+    position = 100
+    report_options = ("1,2,4,8",)
 
     def options(self, parser):
         parser.add_argument(

@@ -1,5 +1,6 @@
 """The three scripts side by side, whether they were started by hand or by measure.py."""
 
+from itertools import pairwise
 from pathlib import Path
 from textwrap import fill
 
@@ -7,7 +8,7 @@ from bench.analysis.rows import Row, rows_of
 from bench.catalogue import EPOCHS, FLOAT16, STAGES, Run, in_float16, published, published_source
 from bench.common import ROOT
 from bench.measure.journal import Measured, Result, journal_of, loose_records, read_journal
-from bench.measure.plan import SEED, Plan
+from bench.measure.plan import SEED, Plan, Setup
 from bench.measure.records import COMPLETE, Record
 from bench.predict.batches import batches_that_fit
 from bench.report.notes import float32_reason
@@ -19,12 +20,10 @@ from gpt_speed.common import counted
 from gpt_speed.tables import Column, Table, fmt, num_col, text_col
 
 EPOCHS_IN_REPORT = 1  # of each run on a GPU: a slow one has no more in some minutes
-# By what a record says of its script, which begins with its number.
-NAMES = {
-    Path(STAGES[stage]).stem + suffix: name + words
-    for stage, name in (("00", "00 original"), ("01", "01 optimized"), ("02", "02 DDP"))
-    for suffix, words in (("", ""), (f"-{FLOAT16}", f" with {FLOAT16}"))
-}
+NAMES = {"00": "00 original", "01": "01 optimized", "02": "02 DDP"}
+# The same by what a record says of its script.
+LABELS = {Path(STAGES[stage]).stem: name for stage, name in NAMES.items()}
+LABELS |= {f"{script}-{FLOAT16}": f"{name} with {FLOAT16}" for script, name in LABELS.items()}
 
 
 class Stages(Study):
@@ -35,7 +34,7 @@ class Stages(Study):
 
     group = "start here"
     title = "The three stages"
-    place = 10
+    position = 10
     tokens = None
 
     def options(self, parser):
@@ -49,14 +48,8 @@ class Stages(Study):
     def plans(self, setup):
         if setup.batches and in_float16(setup.machine, setup.options):
             setup.batches = batches_that_fit(setup, composed=True)
-        runs = [setup.scripts.for_machine(stage, setup.machine, setup.options) for stage in STAGES]
-        runs = [
-            run.replace(
-                script=ROOT / file if run.script in STAGES else run.script,
-                compared_to=before and before.name,
-            )  # the files, edited or not
-            for run, before, file in zip(runs, [None, *runs], STAGES.values(), strict=False)
-        ]
+        runs = [run_of(stage, setup) for stage in STAGES]
+        runs[1:] = [run.replace(compared_to=before.name) for before, run in pairwise(runs)]
         tokens, epochs = setup.args.max_tokens, setup.args.epochs
         if setup.in_report and setup.machine["gpus"] and not tokens:
             epochs = EPOCHS_IN_REPORT
@@ -69,31 +62,46 @@ class Stages(Study):
         return draw_scripts(latest_runs(measured.folder))
 
 
+def run_of(stage: str, setup: Setup) -> Run:
+    """Returns one of the three scripts as this machine trains it: the file itself, edited or not,
+    unless it is composed for this machine. Raises UserError, StackError."""
+    run = setup.scripts.for_machine(stage, setup.machine, setup.options)
+    return run.replace(script=ROOT / STAGES[stage]) if run.script == stage else run
+
+
 def latest_runs(folder: Path) -> list[Measured]:
-    """Returns the latest complete run of each script, in the journal or started by hand: those of
-    one device, model, context length and text as one measurement; says how many runs did not
-    complete."""
-    groups: dict[tuple, dict[str, Record]] = {}
+    """Returns the latest complete run of each script, those of one setting as one measurement, and
+    prints how many runs did not complete."""
+    complete, incomplete = records_in(folder)
+    if incomplete:
+        print(f"{counted(incomplete, 'run')} that did not complete: left out")
+    return latest_by_setting(complete)
+
+
+def records_in(folder: Path) -> tuple[list[Record], int]:
+    """Returns the records of complete runs, in the journal or started by hand, and how many runs
+    did not complete."""
     results = [
         result
         for measured in read_journal(journal_of(folder, "stages"))
         for result in measured.results
     ]
     records = [*loose_records(folder), *(result.record for result in results if result.record)]
-    incomplete = sum(not result.record for result in results)
-    for record in sorted(
-        (record for record in records if record.stage in NAMES),
-        key=lambda record: (str(record.start.get("time", "")), record.name),
-    ):
-        if record.outcome.complete:
-            config = record.config
-            group = record.device_name, config["model"], config["context_length"], record.text
-            groups.setdefault(group, {})[record.stage[:2]] = record
-        else:
-            incomplete += 1
-    if incomplete:
-        print(f"{counted(incomplete, 'run')} that did not complete: left out")
-    return [measured_from(records) for _, records in sorted(groups.items())]
+    records = [record for record in records if record.stage in LABELS]
+    complete = [record for record in records if record.outcome.complete]
+    without_record = sum(not result.record for result in results)
+    return complete, without_record + len(records) - len(complete)
+
+
+def latest_by_setting(records: list[Record]) -> list[Measured]:
+    """Groups records by device, model, context length and text, and returns the latest of each
+    script in each group."""
+    groups: dict[tuple, dict[str, Record]] = {}
+    for record in sorted(records, key=lambda one: (str(one.start.get("time", "")), one.name)):
+        config = record.config
+        group = record.device_name, config["model"], config["context_length"], record.text
+        groups.setdefault(group, {})[record.stage[:2]] = record
+    return [measured_from(scripts) for _, scripts in sorted(groups.items())]
 
 
 def tokens_of(record: Record) -> int:
@@ -124,18 +132,14 @@ def measured_from(records: dict[str, Record]) -> Measured:
     """Returns one record of each script as a measurement, in which each is compared to 00. Where
     they differ in length, and losses can't be compared, their labels have the tokens."""
     tokens = [tokens_of(record) for record in records.values()]
+    differ = max(tokens) > 1.5 * min(tokens)
     runs, results = [], []
     for stage, record in sorted(records.items()):
-        config, label = record.config, NAMES[record.stage]
-        label += f" × {config['world_size']}" if stage == "02" else ""
-        label += f", batch {config['batch_size']}" if config.get("batch_size") else ""
-        label += f", {tokens_of(record):,} tokens" if max(tokens) > 1.5 * min(tokens) else ""
-        label += ", float32" if float32_reason(record) else ""
         runs.append(
             Run(
                 stage,
-                label,
-                processes=config["world_size"],
+                label_of(stage, record, with_tokens=differ),
+                processes=record.config["world_size"],
                 compared_to="00" if stage != "00" and "00" in records else None,
             )
         )
@@ -153,6 +157,20 @@ def measured_from(records: dict[str, Record]) -> Measured:
         plan=Plan(runs),
         results=results,
     )
+
+
+def label_of(stage: str, record: Record, with_tokens: bool) -> str:
+    """Returns a script's name, with how this run differs from others of it."""
+    config = record.config
+    name = LABELS[record.stage]
+    parts = [f"{name} × {config['world_size']}" if stage == "02" else name]
+    if config.get("batch_size"):
+        parts.append(f"batch {config['batch_size']}")
+    if with_tokens:
+        parts.append(f"{tokens_of(record):,} tokens")
+    if float32_reason(record):
+        parts.append("float32")
+    return ", ".join(parts)
 
 
 def setting_of(row: Row) -> str:
@@ -197,24 +215,31 @@ def draw_scripts(groups: list[Measured]):
         [5, 3],
     )
     for rows, (_, speed, memory) in zip(tables, panels, strict=True):
-        colours = [COLOURS[row.run.name] for row in rows]
-        draw_bars(
-            speed,
-            [fill(row.label, 26) for row in rows],
-            [row.tok_per_sec for row in rows],
-            [
-                f"{row.tok_per_sec:,.0f}" + (f"  ({row.factor:.2f}×)" if row.factor else "")
-                for row in rows
-            ],
-            colours,
-        )
-        draw_bars(
-            memory,
-            [""] * len(rows),
-            [row.reserved_gb for row in rows],
-            [fmt(row.reserved_gb, ".2f") or "n/a" for row in rows],
-            colours,
-        )
-        speed.set_xlabel("speed, tok/sec (all processes)")
-        memory.set_xlabel("reserved memory, GB (per process)")
+        draw_group(speed, memory, rows)
     return figure
+
+
+def draw_group(speed, memory, rows: list[Row]) -> None:
+    """Draws the bars of one group into its two panels."""
+    colours = [COLOURS[row.run.name] for row in rows]
+    draw_bars(
+        speed,
+        [fill(row.label, 26) for row in rows],
+        [row.tok_per_sec for row in rows],
+        [speed_text(row) for row in rows],
+        colours,
+    )
+    draw_bars(
+        memory,
+        [""] * len(rows),
+        [row.reserved_gb for row in rows],
+        [fmt(row.reserved_gb, ".2f") or "n/a" for row in rows],
+        colours,
+    )
+    speed.set_xlabel("speed, tok/sec (all processes)")
+    memory.set_xlabel("reserved memory, GB (per process)")
+
+
+def speed_text(row: Row) -> str:
+    factor = f"  ({row.factor:.2f}×)" if row.factor else ""
+    return f"{row.tok_per_sec:,.0f}{factor}"

@@ -1,5 +1,8 @@
 """What fits, and how fast: speed and memory over batch sizes and context lengths."""
 
+from itertools import chain, pairwise
+
+from bench.analysis.rows import Row
 from bench.catalogue import Run
 from bench.common import has_option
 from bench.measure.plan import TOKENS, Plan
@@ -14,6 +17,7 @@ BATCHES = [2**k for k in range(13)]
 CONTEXTS = {"cuda": [2**k for k in range(8, 15)], "cpu": [2**k for k in range(6, 12)]}
 CONTEXT_TOKENS = {"cuda": 32_768, "cpu": 2_048}  # of each batch in a sweep over contexts
 MIN_STEPS = {"cuda": 24, "cpu": 6}  # of a run; two of them are warm-up
+GROWTH = {"batch": 2, "context": 1}  # of a run's memory, from size to size; by its tokens
 OPTION = {"batch": "--batch-size", "context": "--context-length"}
 
 
@@ -23,8 +27,8 @@ class Sweep(Study):
     Sizes grow until one doesn't fit, or by estimate would take more than half of a CPU's RAM."""
 
     title = "What fits: batch, context"
-    place = 140
-    in_report = tuple(OPTION)
+    position = 140
+    report_options = tuple(OPTION)
     rounds = {"cuda": 3, "cpu": 3}
     tokens = TOKENS | {"cpu": 1}
 
@@ -33,32 +37,13 @@ class Sweep(Study):
 
     def plans(self, setup):
         what, device = setup.args.what, setup.device
-        if what == "batch":
-            growth, sizes = 2, [dict(batch=size) for size in BATCHES]
-        else:  # as many tokens take as much memory
-            growth = 1
-            sizes = [
-                dict(context=length, batch=CONTEXT_TOKENS[device] // length)
-                for length in CONTEXTS[device]
-            ]
+        sizes = batch_sizes() if what == "batch" else context_sizes(device)
         for name in sizes[0]:
             if has_option(OPTION[name], setup.options):
                 raise UserError(f"{OPTION[name]} is set by the sweep itself", 2)
-        script = setup.scripts.stage("01").replace(published=None)
-        runs: list[Run] = []
-        for size in sizes:
-            label = ", ".join(f"{name} {value}" for name, value in size.items())
-            runs.append(
-                script.replace(
-                    name=f"{script.name}-{label}".replace(", ", "-").replace(" ", "-"),
-                    label=label,
-                    options=tuple(
-                        part for name, value in size.items() for part in (OPTION[name], str(value))
-                    ),
-                    memory_growth=growth,
-                    requires=runs[-1].name if runs else None,
-                )
-            )
+        script = setup.scripts.stage("01").replace(published=None, memory_growth=GROWTH[what])
+        runs = [run_of(script, size) for size in sizes]
+        runs[1:] = [run.replace(requires=before.name) for before, run in pairwise(runs)]
         ram = setup.machine["ram_gb"] if device == "cpu" else None
         length = self.length(setup) | dict(min_steps=MIN_STEPS[device])
         yield Plan(
@@ -67,13 +52,8 @@ class Sweep(Study):
 
     def tables(self, measured, rows):
         """Returns speed and memory of each size, up to the first that isn't tried."""
-        shown = [
-            row
-            for before, row in zip([None, *rows], rows, strict=False)
-            if not (
-                row.outcome and row.outcome.status is Status.NOT_TRIED and before and before.error
-            )
-        ]
+        shown = rows[:1]
+        shown += [row for before, row in pairwise(rows) if not (before.error and is_not_tried(row))]
         return [
             Table(
                 [
@@ -93,3 +73,28 @@ class Sweep(Study):
             f"{machine_note(measured, rows)} {peak_note(measured.peak)}",
             "tok/sec is the median over the rounds of each run's median step.",
         ]
+
+
+def batch_sizes() -> list[dict[str, int]]:
+    return [dict(batch=size) for size in BATCHES]
+
+
+def context_sizes(device: str) -> list[dict[str, int]]:
+    """Returns context lengths, with a batch size that keeps the tokens of a step."""
+    return [
+        dict(context=length, batch=CONTEXT_TOKENS[device] // length) for length in CONTEXTS[device]
+    ]
+
+
+def run_of(script: Run, size: dict[str, int]) -> Run:
+    """Returns a script at a size, such as dict(context=256, batch=8)."""
+    options = [(OPTION[name], str(value)) for name, value in size.items()]
+    return script.replace(
+        name="-".join([script.name, *(f"{name}-{value}" for name, value in size.items())]),
+        label=", ".join(f"{name} {value}" for name, value in size.items()),
+        options=tuple(chain.from_iterable(options)),
+    )
+
+
+def is_not_tried(row: Row) -> bool:
+    return row.outcome is not None and row.outcome.status is Status.NOT_TRIED

@@ -2,10 +2,13 @@
 
 import math
 import re
+from collections.abc import Generator
 from textwrap import fill
 
 from bench.analysis.rows import Row, difference, rows_of
-from bench.catalogue import EPOCHS
+from bench.catalogue import EPOCHS, Run
+from bench.measure.journal import Measured
+from bench.measure.plan import Plan, Setup
 from bench.measure.sizing import DEMO_TOKENS, tokens_per_epoch
 from bench.report.notes import machine_note
 from bench.report.pictures import COLOURS, add_legend, draw_bars, key, place_of, rows_of_panels
@@ -33,8 +36,8 @@ class TimeToLoss(Study):
     compiler's cache warm."""
 
     title = "The time to a loss"
-    place = 20
-    in_report = ()  # it takes hours, and is only shown
+    position = 20
+    report_options = ()  # it takes hours, and is only shown
     rounds = {"cuda": 3, "cpu": 3}
     tokens = None
 
@@ -58,36 +61,34 @@ class TimeToLoss(Study):
         return [first, last, *others]
 
     def plans(self, setup):
-        args, kind = setup.args, "variants" if setup.args.names else ""
-        log_tokens = LOG_TOKENS[setup.device]
+        args = setup.args
         if args.epoch:
             if args.names:
                 raise UserError("--epoch measures what a search found: leave --names out", 2)
             points, length = search.read_search(setup)
-            runs = [point.run(setup) for point in points]
-            runs[1:] = [run.replace(compared_to=runs[0].name) for run in runs[1:]]
+            base, *others = [point.run(setup) for point in points]
+            runs = [base, *(run.replace(compared_to=base.name) for run in others)]
             kind, log_tokens = "epoch", search.LOG_TOKENS[setup.device]
         else:
             runs = self.runs(setup)
-            (row,) = rows_of(
-                (
-                    yield search.plan_of(
-                        runs[:1],
-                        "target",
-                        tokens=args.max_tokens,
-                        log_tokens=log_tokens,
-                        rounds=2,
-                        **search.TUNING,
-                    )
-                )
-            )
-            if not row.record or row.lowest_val_loss is None:
-                raise UserError(f"there is no target, since 00's default run failed: {row.error}")
-            length = dict(
-                targets=dict(published=row.lowest_val_loss),
-                tokens=LIMIT * row.record.logs[-1]["tokens"],
-            )
+            length = yield from self.target(setup, runs[0])
+            kind, log_tokens = "variants" if args.names else "", LOG_TOKENS[setup.device]
         yield search.plan_of(runs, kind, log_tokens=log_tokens, cold_rounds=COLD_ROUNDS, **length)
+
+    def target(self, setup: Setup, base: Run) -> Generator[Plan, Measured, dict]:
+        """Yields the plan of 00's default run. Returns the loss that it comes to as the target, and
+        the length of runs to it, as fields of Plan. Raises UserError where it failed."""
+        log_tokens, tokens = LOG_TOKENS[setup.device], setup.args.max_tokens
+        plan = search.plan_of(
+            [base], "target", tokens=tokens, log_tokens=log_tokens, rounds=2, **search.TUNING
+        )
+        (row,) = rows_of((yield plan))
+        if not row.record or row.lowest_val_loss is None:
+            raise UserError(f"there is no target, since 00's default run failed: {row.error}")
+        return dict(
+            targets=dict(published=row.lowest_val_loss),
+            tokens=LIMIT * row.record.logs[-1]["tokens"],
+        )
 
     def later(self, setup, plan):
         if plan.kind != "target":
@@ -138,45 +139,65 @@ class TimeToLoss(Study):
         if not measured.plan.targets:
             return None
         target = [*measured.plan.targets.values()][-1]
-        rows = sorted(
-            rows,
-            key=lambda row: (row.run.stage != "00", -(row.seconds_to(target, True) or math.inf)),
-        )
+        rows = in_order(rows, target)
         figure, [(subfigure, speed, time)] = rows_of_panels(
             [title_of(rows, target) + place_of(measured)], [2 + 0.5 * len(rows)], [2, 3]
         )
-        labels = [fill(row.label.replace("+", " + "), 36, break_on_hyphens=False) for row in rows]
-        colours = [
-            COLOURS[row.run.stage if row.run.stage in ("00", "01") else "02"] for row in rows
-        ]
-        draw_bars(
-            speed,
-            labels,
-            [row.tok_per_sec for row in rows],
-            [fmt(row.tok_per_sec, ",.0f") for row in rows],
-            colours,
-            [row.speeds for row in rows],
-        )
-        draw_bars(
-            time,
-            [""] * len(rows),
-            [row.seconds_to(target) for row in rows],
-            [time_text(row, target) for row in rows],
-            colours,
-            [[time for _, time in row.times_to(target) if time < math.inf] for row in rows],
-            [row.seconds_to(target, True) or 0 for row in rows],
-        )
-        speed.tick_params(axis="y", labelsize=9)
-        speed.set_xlabel("tokens per second")
-        speed.locator_params(axis="x", nbins=3)
-        time.set_xlabel("seconds of training and compilation\n×: the speedup in the table")
-        scripts = {label: COLOURS[stage] for stage, label in SCRIPTS.items()}
+        colours = [COLOURS[colour_key(row)] for row in rows]
+        draw_speeds(speed, rows, colours)
+        draw_times(time, rows, colours, target)
         add_legend(
             subfigure,
-            scripts,
+            {label: COLOURS[name] for name, label in SCRIPTS.items()},
             key("compilation, warm-up", facecolor="white", edgecolor="0.6", hatch="///"),
         )
         return figure
+
+
+def in_order(rows: list[Row], target: float) -> list[Row]:
+    """Returns 00 first, then the slowest to the target before the faster ones."""
+
+    def key(row: Row) -> tuple[bool, float]:
+        return row.run.stage != "00", -(row.seconds_to(target, True) or math.inf)
+
+    return sorted(rows, key=key)
+
+
+def colour_key(row: Row) -> str:
+    """Returns one of SCRIPTS."""
+    return row.run.stage if row.run.stage in ("00", "01") else "02"
+
+
+def draw_speeds(axes, rows: list[Row], colours: list[str]) -> None:
+    draw_bars(
+        axes,
+        [fill(row.label.replace("+", " + "), 36, break_on_hyphens=False) for row in rows],
+        [row.tok_per_sec for row in rows],
+        [fmt(row.tok_per_sec, ",.0f") for row in rows],
+        colours,
+        [row.speeds for row in rows],
+    )
+    axes.tick_params(axis="y", labelsize=9)
+    axes.set_xlabel("tokens per second")
+    axes.locator_params(axis="x", nbins=3)
+
+
+def draw_times(axes, rows: list[Row], colours: list[str], target: float) -> None:
+    draw_bars(
+        axes,
+        [""] * len(rows),
+        [row.seconds_to(target) for row in rows],
+        [time_text(row, target) for row in rows],
+        colours,
+        [reached_times(row, target) for row in rows],
+        [row.seconds_to(target, True) or 0 for row in rows],
+    )
+    axes.set_xlabel("seconds of training and compilation\n×: the speedup in the table")
+
+
+def reached_times(row: Row, target: float) -> list[float]:
+    """Returns the seconds of the runs that reached the target."""
+    return [seconds for _, seconds in row.times_to(target) if seconds < math.inf]
 
 
 def title_of(rows: list[Row], target: float) -> str:

@@ -23,8 +23,8 @@ class Variants(Study):
     switches and sharding (both on 02), or Hugging Face's Trainer."""
 
     title = "01 with one alternative at a time"
-    place = 70
-    in_report = "", *GROUPS
+    position = 70
+    report_options = "", *GROUPS
 
     def options(self, parser):
         parser.add_argument(
