@@ -1,4 +1,4 @@
-"""From a journal's Measured to rows: medians over the rounds, speedups, significance."""
+"""From a journal's Measurement to rows: medians over the rounds, speedups, significance."""
 
 import math
 from collections.abc import Iterable

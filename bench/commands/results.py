@@ -8,6 +8,7 @@ from pathlib import Path
 from bench.analysis.rows import Row
 from bench.analysis.stats import POOLED_LEVEL, significant
 from bench.catalogue import technique_names
+from bench.commands import Command
 from bench.common import DAMAGE, REFERENCE, relative
 from bench.measure.journal import locked
 from bench.report.machine_section import read_look
@@ -15,7 +16,6 @@ from bench.report.notes import machine_note, provenance
 from bench.report.page import write_page
 from bench.report.tables import INTERVAL, credited, found_in
 from bench.studies import all_studies
-from bench.subcommands import Command
 from gpt_speed.common import UserError
 from gpt_speed.tables import Column, Table, fmt, markdown
 

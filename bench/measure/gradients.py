@@ -29,6 +29,7 @@ import tempfile
 import zlib
 from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 import numpy as np
@@ -64,7 +65,7 @@ class Refused(Exception):
     """The script doesn't run with these options."""
 
 
-class Run:
+class TrainingRun:
     """One training run of a script, and its gradients at the weights that it was given."""
 
     def __init__(self, script, sizes: dict, given: dict[str, torch.Tensor] | None):
@@ -72,7 +73,7 @@ class Run:
         self.weights: dict[str, torch.Tensor] = {}
         self.gradients: dict[str, torch.Tensor] = {}
         self.error: BaseException | None = None
-        self.derivatives: dict | None = None  # the event of numeric ones, where they are wanted
+        self.derivatives: dict = {}  # the event of numeric ones, once they are made
         self.wants_derivatives = False
         self.micro_batches: list[slice] = []  # the rows of the batch that each of a step has had
         # Whether the ranks of the script share the batch; 00 and 01 know no ranks.
@@ -253,10 +254,10 @@ def compared(comparison: str, own: dict, other: dict) -> dict:
     return dict(event="gradients", comparison=comparison, tensors=tensors)
 
 
-def derivatives_of(run: Run) -> dict:
+def derivatives_of(run: TrainingRun) -> dict:
     """Returns the event of numeric derivatives beside autograd's."""
     noise, device = noise_of(run), run.x_BT.device.type
-    directions = {}
+    directions: dict[str, list] = {}
     for name, value in run.weights.items():
         size = value.square().mean().sqrt().item()
         gradient = run.gradients.get(name, torch.zeros(value.shape, dtype=torch.float64))
@@ -270,7 +271,7 @@ def derivatives_of(run: Run) -> dict:
     return dict(event="gradients", comparison="dropout", directions=directions, loss_noise=noise)
 
 
-def noise_of(run: Run) -> float:
+def noise_of(run: TrainingRun) -> float:
     """Returns the standard deviation of the loss by rounding alone; at least that of its last
     digit."""
     losses = [
@@ -288,7 +289,7 @@ def noise_of(run: Run) -> float:
 
 
 def derivative(
-    run: Run,
+    run: TrainingRun,
     name: str,
     direction: torch.Tensor,
     step: float,
@@ -306,8 +307,10 @@ def derivative(
     return (4 * near - wide) / 3, rounding + 0.1 * abs(near - wide)
 
 
-def load(path: str, name: str):
+def load(path: str, name: str) -> ModuleType:
+    """Returns a script as a module."""
     spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
@@ -345,7 +348,7 @@ class Check:
         """Whether the script is one that compiles, with these options."""
         return bool(self.no_compile) and "--no-compile" not in self.args.options
 
-    def reference(self) -> Run | None:
+    def reference(self) -> TrainingRun | None:
         """Returns a run of the reference, uncompiled, in float32, on the batches of all ranks."""
         if not self.args.reference:
             return None
@@ -353,15 +356,15 @@ class Check:
         options = ["--device", self.device, *self.size_options(RANKS), "--dropout", "0"]
         if hasattr(script.Config, "compile"):
             options += ["--no-compile", "--dtype", "float32"]
-        run = Run(script, self.sizes, None)
+        run = TrainingRun(script, self.sizes, None)
         run.train([*options, "--results-dir", str(self.folder / "reference")])
         return run
 
-    def run(self, *options: str, given: dict | None, derivatives: bool = False) -> Run:
+    def run(self, *options: str, given: dict | None, derivatives: bool = False) -> TrainingRun:
         """Returns a run of the script; the folder then has the record of this one alone."""
         records = self.folder / "records"
         shutil.rmtree(records, ignore_errors=True)
-        run = Run(self.script, self.sizes, given)
+        run = TrainingRun(self.script, self.sizes, given)
         run.wants_derivatives = derivatives
         run.train(
             [
@@ -394,7 +397,9 @@ class Check:
             str(SIZES[self.device]["context_length"]),
         ]
 
-    def against(self, comparison: str, run: Run, reference: Run | None) -> list[dict]:
+    def against(
+        self, comparison: str, run: TrainingRun, reference: TrainingRun | None
+    ) -> list[dict]:
         if not reference:
             return []
         return [compared(comparison, canonical(run.gradients), canonical(reference.gradients))]

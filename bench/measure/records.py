@@ -12,8 +12,8 @@ Events of schema 3, in their order; GB are 1024³ bytes, null stands for what is
            attention_backend, reserved_gb, peak_reserved_gb; a killed run has none
 
 Variants add others, which aren't read here, and the study `gradients` its own
-(bench/measure/gradients.py). Where `start` has `rewritten_from`, the `seconds` may
-be means, and `end` has the `quartiles_tok_per_sec` of the steps.
+(bench/measure/gradients.py). In the oldest records, whose scripts timed no single steps, `seconds`
+are means and `end` has the `quartiles_tok_per_sec` of the steps.
 """
 
 import json
@@ -94,7 +94,7 @@ class Point(NamedTuple):
 
     tokens: int
     seconds: float
-    val_loss: float | None
+    val_loss: float
 
 
 @dataclass(frozen=True)
@@ -249,12 +249,19 @@ def check_fields(event: dict, types: dict) -> None:
         if name not in event:
             raise RecordError(f"no {name}")
         value = event[name]
-        is_right = isinstance(value, dict if isinstance(kind, dict) else kind)
-        least = 1 if name in AT_LEAST_1 else 0
-        if not is_right or isinstance(value, NUMBER) and not is_number(value, least):
-            raise RecordError(f"{name} is {value!r}")
         if isinstance(kind, dict):
+            check_type(name, value, dict)
             check_fields(value, kind)
+        else:
+            check_type(name, value, kind)
+
+
+def check_type(name: str, value, kind) -> None:
+    """Raises RecordError for a value of another type, or for a number out of range."""
+    least = 1 if name in AT_LEAST_1 else 0
+    in_range = not isinstance(value, NUMBER) or is_number(value, least)
+    if not isinstance(value, kind) or not in_range:
+        raise RecordError(f"{name} is {value!r}")
 
 
 def is_number(value, least: float) -> bool:
@@ -269,10 +276,18 @@ def parse_event(line: bytes, fields: dict[str, dict] = FIELDS) -> dict:
         raise RecordError("not an event")
     check_fields(event, dict(event=str))
     check_fields(event, fields.get(event["event"], {}))
-    for second in (event["seconds"] or [0]) if event["event"] == "log" else ():
+    if event["event"] == "log":
+        check_seconds(event["seconds"])
+    return event
+
+
+def check_seconds(seconds: list) -> None:
+    """Raises RecordError where a log line has no steps, or one that took no time."""
+    if not seconds:
+        raise RecordError("a log line without steps")
+    for second in seconds:
         if not is_number(second, 0) or second == 0:
             raise RecordError(f"a step of {second!r} seconds")
-    return event
 
 
 def read_record(path: Path) -> Record:

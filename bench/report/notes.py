@@ -5,20 +5,20 @@ import shlex
 from collections.abc import Iterable
 
 from bench.analysis.rows import Row
-from bench.measure.journal import Measured
+from bench.measure.journal import Measurement
 from gpt_speed.common import counted, listed
 
 SINGLE_RUNS = "single runs, no significance"
 
 
-def provenance(measured: Iterable[Measured]) -> str:
+def provenance(measured: Iterable[Measurement]) -> str:
     """Returns when, at which commits and with which PyTorch a page's figures were measured, from
     the first measurement to the last; "" without any."""
     ordered = sorted(measured, key=lambda measurement: measurement.time)
     if not ordered:
         return ""
 
-    def moment(one: Measured) -> str:
+    def moment(one: Measurement) -> str:
         commit = f" at {one.commit[:7]}{one.commit[40:]}" if one.commit else ""
         return f"{one.time[:4]}-{one.time[4:6]}-{one.time[6:8]}{commit}"
 
@@ -94,16 +94,12 @@ def speedup_note(rows: list[Row]) -> str:
     return text
 
 
-def full_notes(measured, rows: list[Row]) -> list[str]:
-    """Returns what stands below a bench.report.tables.full_table."""
+def full_notes(measured, rows: list[Row], length: str | None = None) -> list[str]:
+    """Returns what stands below a bench.report.tables.full_table; `length`, if it isn't the
+    plan's, is that of a run."""
     plan, noise = measured.plan, rows[0].seed_noise
-    length = (
-        f"{plan.tokens:,} tokens"
-        if plan.tokens
-        else counted(plan.epochs, "epoch")
-        if plan.epochs
-        else "The scripts' own length"
-    )
+    if not length:
+        length = f"{plan.tokens:,} tokens" if plan.tokens else "The scripts' own length"
     text = speedup_note(rows)
     if noise is not None:
         seeds = len(rows[0].losses_by_seed)

@@ -5,7 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from bench.analysis.rows import Row, rows_of
-from bench.measure.journal import Measured, journal_of, newest, read_journal
+from bench.measure.journal import Measurement, journal_of, newest, read_journal
 from bench.report.notes import one_reference, rounds_note
 from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col
 
@@ -45,14 +45,14 @@ EXPECTED_LOSS = text_col("expected effect on the loss", "run.loss")
 # ---- What was measured -------------------------------------------------------------------------
 
 
-def found_in(folder: Path, study: str) -> list[tuple[Measured, list[Row]]]:
+def found_in(folder: Path, study: str) -> list[tuple[Measurement, list[Row]]]:
     """Returns the newest measurement of each kind of a study, with its rows. Raises OSError."""
     path = journal_of(folder, study)
     return measured_in(path, path.stat().st_mtime_ns if path.exists() else None)
 
 
 @lru_cache
-def measured_in(path: Path, changed: int | None) -> list[tuple[Measured, list[Row]]]:
+def measured_in(path: Path, changed: int | None) -> list[tuple[Measurement, list[Row]]]:
     """Reads a journal once for each time that it was `changed`."""
     return [(measured, rows_of(measured)) for measured in newest(read_journal(path))]
 

@@ -2,7 +2,7 @@
 
 from bench.catalogue import Run
 from bench.common import has_option
-from bench.measure.plan import TOKENS, Plan
+from bench.measure.plan import TOKENS, Growth, Plan
 from bench.measure.records import Status
 from bench.report.notes import machine_note, peak_note
 from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR
@@ -34,9 +34,9 @@ class Sweep(Study):
     def plans(self, setup):
         what, device = setup.args.what, setup.device
         if what == "batch":
-            growth, sizes = 2, [dict(batch=size) for size in BATCHES]
+            memory, sizes = 2, [dict(batch=size) for size in BATCHES]
         else:  # as many tokens take as much memory
-            growth = 1
+            memory = 1
             sizes = [
                 dict(context=length, batch=CONTEXT_TOKENS[device] // length)
                 for length in CONTEXTS[device]
@@ -55,15 +55,11 @@ class Sweep(Study):
                     options=tuple(
                         part for name, value in size.items() for part in (OPTION[name], str(value))
                     ),
-                    memory_growth=growth,
-                    requires=runs[-1].name if runs else None,
                 )
             )
         ram = setup.machine["ram_gb"] if device == "cpu" else None
         length = self.length(setup) | dict(min_steps=MIN_STEPS[device])
-        yield Plan(
-            runs, what, cold_rounds=0, stop_at_oom=True, memory_limit_gb=ram and ram / 2, **length
-        )
+        yield Plan(runs, what, cold_rounds=0, growth=Growth(memory, ram and ram / 2), **length)
 
     def tables(self, measured, rows):
         """Returns speed and memory of each size, up to the first that isn't tried."""

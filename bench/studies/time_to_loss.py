@@ -14,11 +14,7 @@ from bench.studies import Study, search
 from gpt_speed.common import UserError
 from gpt_speed.tables import Column, Table, fmt, num_col, text_col
 
-TARGETS = {  # what they are; "best" was of an earlier search
-    "published": "the lowest validation loss of 00 in its default run",
-    "best": "the lowest validation loss of 00 at its best learning rate",
-    "epoch": "the lowest validation loss of 00 in one epoch of the text, at its best settings",
-}
+TARGET = "the lowest validation loss of 00 in its default run"
 LIMIT = 3  # a run of so many times the tokens of 00's default run hasn't reached the target
 LOG_TOKENS = {"cuda": 40_960, "cpu": 4_096}  # from one log line to the next, of such runs
 COLD_ROUNDS = 2  # later ones tell how long a second start takes
@@ -84,7 +80,7 @@ class TimeToLoss(Study):
             if not row.record or row.lowest_val_loss is None:
                 raise UserError(f"there is no target, since 00's default run failed: {row.error}")
             length = dict(
-                targets=dict(published=row.lowest_val_loss),
+                targets={TARGET: row.lowest_val_loss},
                 tokens=LIMIT * row.record.logs[-1]["tokens"],
             )
         yield search.plan_of(runs, kind, log_tokens=log_tokens, cold_rounds=COLD_ROUNDS, **length)
@@ -112,10 +108,10 @@ class TimeToLoss(Study):
             Table(
                 time_columns(target, rows),
                 rows,
-                f"Target {target:.4f}, {TARGETS[name]}:",
+                f"Target {target:.4f}, {what}:",
                 every_column=True,
             )
-            for name, target in measured.plan.targets.items()
+            for what, target in measured.plan.targets.items()
         ]
 
     def notes(self, measured, rows):
