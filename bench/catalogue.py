@@ -7,6 +7,7 @@ import re
 import sys
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -229,9 +230,9 @@ class Scripts:
         if not choice.options and len(choice.patches) == 1:
             return choice.patches[0].option_sets
         self.text(choice.script)  # raises where they don't go together
-        firsts = [patch.option_sets[0] for patch in choice.patches]
-        options = choice.options or [option for own, _ in firsts for option in own]
-        return [(options, ", ".join(needs for _, needs in firsts if needs))]
+        options, needs = zip(*(patch.option_sets[0] for patch in choice.patches), strict=True)
+        joined = choice.options or [*chain.from_iterable(options)]
+        return [(joined, ", ".join(filter(None, needs)))]
 
 
 def technique_run(number: int, patch: stack.Patch, speed: float, processes: int) -> Run:
@@ -268,12 +269,13 @@ def parse_names(names: str | None, base: Run, group: str | None) -> list[Choice]
     choices = []
     for words in names.split(","):
         script, *options = words.split() or [""]
-        for part in script.split("+"):
+        parts = script.split("+")
+        for part in parts:
             if part not in patches:
                 raise UserError(
                     f"no variant {part!r} of {base.label}; there are {', '.join(patches)}", 2
                 )
-        choices.append(Choice(script, [patches[part] for part in script.split("+")], options))
+        choices.append(Choice(script, [patches[part] for part in parts], options))
     return choices
 
 

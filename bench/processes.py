@@ -25,7 +25,7 @@ def error_line(text: str) -> str:
     return ["no reason given", *lines, *errors][-1]
 
 
-def ask(*command: Any, timeout: float | None = None, **environment: Any) -> str:
+def ask(*command: Any, timeout: Any = None, **environment: Any) -> str:
     """Returns what Python prints for a script or module of this repository, within `timeout`
     seconds (default: ANSWER_SECONDS). Raises UserError."""
     words, seconds = shlex.join(map(relative, command)), timeout or ANSWER_SECONDS

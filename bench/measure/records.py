@@ -77,9 +77,14 @@ class Outcome:
     status: Status = Status.COMPLETE
     text: str = ""
 
-    complete = property(lambda self: self.status is Status.COMPLETE)
-    # Whether the run was tried, and left no figures.
-    failed = property(lambda self: self.status not in (Status.COMPLETE, Status.NOT_TRIED))
+    @property
+    def complete(self) -> bool:
+        return self.status is Status.COMPLETE
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run was tried, and left no figures."""
+        return self.status not in (Status.COMPLETE, Status.NOT_TRIED)
 
     def __str__(self) -> str:
         return f"failed: {self.text}" if self.failed else self.text
@@ -308,10 +313,15 @@ def read_events(path: Path) -> list[dict]:
 
 def make_record(name: str, events: list[dict]) -> Record:
     """Returns the record of events. Raises RecordError for those of more than one run."""
-    starts, logs, ends = ([event for event in events if event["event"] == kind] for kind in FIELDS)
+    if not events:
+        raise RecordError("it left no record")
+    by_kind: dict[str, list[dict]] = {}
+    for event in events:
+        by_kind.setdefault(event["event"], []).append(event)
+    starts, ends = by_kind.get("start", []), by_kind.get("end", [])
     if len(starts) != 1 or len(ends) > 1:
-        raise RecordError("not a whole record" if events else "it left no record")
+        raise RecordError("not a whole record")
     if starts[0]["schema"] != 3:
         raise RecordError(f"schema {starts[0]['schema']} is unknown")
-    gradients = [event for event in events if event["event"] == "gradients"]
-    return Record(name, starts[0], logs, ends[0] if ends else {}, gradients)
+    end = ends[0] if ends else {}
+    return Record(name, starts[0], by_kind.get("log", []), end, by_kind.get("gradients", []))

@@ -72,23 +72,33 @@ def configurations(runs: list[Run], setup: Setup) -> dict[str, dict]:
     """Returns the settings of each run that CONFIGURATION names, by its name. Each script's own
     parser judges the options, all in one child, which loads PyTorch. Raises UserError where one
     refuses them."""
-    for option in setup.options:
-        name = option.split("=")[0]
-        if name in OWN_OPTIONS:
-            raise UserError(f"{name} is set by measure.py itself, for every run alike", 2)
+    refuse_own_options(setup.options)
     options = ["--device", setup.device, *setup.options]
     requests = {run.name: (str(setup.script(run)), (*options, *run.options)) for run in runs}
-    if new := [request for request in requests.values() if request not in setup.configurations]:
-        one_rank = dict(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-        answers = processes.ask(  # for 02, as if torchrun had started it
-            "-m", "bench.measure.sizing", json.dumps(new), **one_rank
-        )
-        setup.configurations |= zip(new, json.loads(answers), strict=True)
+    new = [request for request in requests.values() if request not in setup.configurations]
+    if new:
+        setup.configurations |= zip(new, ask_scripts(new), strict=True)
     configs = {name: setup.configurations[request] for name, request in requests.items()}
     for name, config in configs.items():
         if "error" in config:
             raise UserError(f"{name}: {config['error']}", 2)
     return configs
+
+
+def refuse_own_options(options: list[str]) -> None:
+    """Raises UserError for an option behind -- that measure.py sets."""
+    for option in options:
+        name = option.split("=")[0]
+        if name in OWN_OPTIONS:
+            raise UserError(f"{name} is set by measure.py itself, for every run alike", 2)
+
+
+def ask_scripts(requests: list[tuple]) -> list[dict]:
+    """Returns what read_configurations does in a process of its own; for 02, as if torchrun had
+    started it. Raises UserError."""
+    one_rank = dict(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    answers = processes.ask("-m", "bench.measure.sizing", json.dumps(requests), **one_rank)
+    return json.loads(answers)
 
 
 def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
@@ -200,18 +210,19 @@ def seconds_left(
 ) -> float:
     """Returns the seconds of some jobs by the median time of each run's results; of a run without
     results, and of what comes `later`, by estimate, corrected by how far the others' were off."""
-    medians = {
-        name: median(result.seconds for result in results if result.name == name)
-        for name in {result.name for result in results}
-    }
-    correction = median(
-        [seconds / lengths[name].seconds for name, seconds in medians.items() if name in lengths]
-        or [1]
-    )
-    names = [job.run.name for job in jobs]
-    return correction * later + sum(
-        medians.get(name, correction * lengths[name].seconds) for name in names
-    )
+    seconds: dict[str, list[float]] = {}
+    for result in results:
+        seconds.setdefault(result.name, []).append(result.seconds)
+    medians = {name: median(values) for name, values in seconds.items()}
+    over_estimate = [
+        middle / lengths[name].seconds for name, middle in medians.items() if name in lengths
+    ]
+    correction = median(over_estimate or [1])
+    total = correction * later
+    for job in jobs:
+        name = job.run.name
+        total += medians[name] if name in medians else correction * lengths[name].seconds
+    return total
 
 
 def estimate_later(
@@ -233,6 +244,7 @@ def estimate_later(
 
 
 def in_words(seconds: float) -> str:
+    """Writes seconds as "89 s", "2 min" or "2.0 h"."""
     if seconds >= 7200:
         return f"{seconds / 3600:.1f} h"
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
