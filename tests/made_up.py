@@ -310,6 +310,7 @@ class Children:
                 batch_size=4,
                 context_length=256,
                 learning_rate=1e-3,
+                epochs=15,
                 compile=False,
             )
             for run in runs

@@ -369,6 +369,8 @@ def test_stages(tmp_path, gpus, ranks, published):
     setup.in_report = False
     plan = next(STUDIES["stages"].plans(setup))
     assert {run.options for run in plan.runs} == {("--epochs", "2")}
+    # At another batch size, as for a small GPU.
+    plan.runs = [run.replace(options=(*run.options, "--batch-size", "4")) for run in plan.runs]
     measured = measured_with(plan, {run.name: record_events(run.name) for run in plan.runs})
     notes = STUDIES["stages"].notes(measured, rows_of(measured))
     assert "2 epochs per run." in notes[0]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench import common, processes
 from bench.analysis.rows import Row
-from bench.common import difference, read_kept, relative, trained_in, write_whole
+from bench.common import difference, has_option, read_kept, relative, trained_in, write_whole
 from bench.report.notes import SINGLE_RUNS, peak_note
 from bench.report.tables import found_in, rows_in, spread
 from gpt_speed.common import UserError, counted
@@ -135,8 +135,9 @@ def all_factors(results: Path) -> list[float]:
 def factor_of(rows: list[Row]) -> float | None:
     """Returns how many times as fast as 00 01 is, both at their own settings, or the last script of
     a whole ladder; None where one is missing."""
+    own = [row for row in rows if not has_option("--batch-size", row.run.options)]
     base = rows[0].run
-    if base.options or base.stage != "00" and base.number != 0:
+    if rows[0] not in own or base.stage != "00" and base.number != 0:
         return None
-    ends = [row for row in rows if not row.run.options and (row.run.stage == "01" or is_whole(row))]
+    ends = [row for row in own if row.run.stage == "01" or is_whole(row)]
     return ends[-1].factor_baseline if ends else None

@@ -65,15 +65,20 @@ class Stages(Study):
         yield Plan(runs, full_length=True, tokens=tokens)
 
     def notes(self, measured, rows):
-        options = measured.plan.runs[0].options
-        length = counted(int(options[-1]), "epoch") if options else None
-        return full_notes(measured, rows, length)
+        epochs = epochs_of(measured.plan.runs[0])
+        return full_notes(measured, rows, counted(epochs, "epoch") if epochs else None)
 
     def excerpts(self, measured, rows):
         return {"stages": [scripts_table(latest_runs(measured.folder))]}
 
     def picture(self, measured, rows):
         return draw_scripts(latest_runs(measured.folder))
+
+
+def epochs_of(run: Run) -> int | None:
+    """Returns how many epochs a run's options ask for; None where that is left to its script."""
+    words = list(run.options)
+    return int(words[words.index("--epochs") + 1]) if "--epochs" in words else None
 
 
 def latest_runs(folder: Path) -> list[Measurement]:
