@@ -15,7 +15,7 @@ import sys
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports: no traceback
 
-from bench.cli import parse, run
+from bench.cli import make_parser, run
 from bench.studies import Study
 from gpt_speed import children
 from gpt_speed.common import UserError
@@ -28,7 +28,7 @@ def main() -> int:
     argv = sys.argv[1:]
     cut = argv.index("--") if "--" in argv else len(argv)
     try:
-        args = parse(argv[:cut])
+        args = make_parser().parse_args(argv[:cut])
         children.on_signals(children.interrupt)
         return run(args, argv[cut + 1 :])
     except (UserError, StackError, OSError) as error:

@@ -5,9 +5,11 @@ import importlib.util
 import json
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from bench.common import REFERENCE, has_option, trained_in
 from gpt_speed.common import UserError
@@ -21,6 +23,7 @@ STAGES = {"00": stack.FIRST, "01": stack.LAST, "02": stack.DDP}
 COMPILER, CHECKPOINTS = "compile-mode", "checkpoint-resume"
 # The variant for GPUs whose tensor cores multiply float16 and not bfloat16.
 FLOAT16 = "precision-fp16"
+Spelling = tuple[frozenset[str], frozenset[str]]  # of a run: see spelling_of
 LOSSES = ["unchanged", "rounding", "changes"]  # what a patch may do to the loss, by its header
 
 
@@ -40,15 +43,11 @@ class Run:
     torchrun: bool = False  # whether torchrun starts it
     options: tuple[str, ...] = ()  # next to those of the plan
     number: int | None = None  # of the technique, in the ladder
-    stage: str | None = None  # "00", "01" or "02"; in a search, the script that is tuned
+    stage: str | None = None  # "00", "01" or "02", if it is one of the three scripts
     ablated: str | None = None  # the technique or variant that was taken out of it
-    batch: int | None = None  # sequences, in a search
-    rate: float | None = None  # the learning rate, in a search
     compared_to: str | None = None  # the name of an earlier run
     error: str | None = None  # why it can't run
-    requires: str | None = None  # an earlier, smaller run, without which this one isn't tried
-    memory_growth: float = 1  # how many times the memory of that one it takes, about
-    cores: int | None = None  # of a CPU that it may use (None: all)
+    facts: dict[str, Any] = field(default_factory=dict, hash=False)  # for its study alone
 
     def replace(self, **changes) -> "Run":
         """Returns a copy with changes."""
@@ -84,6 +83,14 @@ def without_effect_on_gpus() -> set[int]:
 def technique_names() -> dict[str, str]:
     """Returns what each technique is called today, by the name of its patch. Raises StackError."""
     return {patch.name: patch.fields["Technique"] for patch in stack.load()}
+
+
+class Choice(NamedTuple):
+    """A variant, or several joined by +, and the options that were typed behind it."""
+
+    script: str
+    patches: list[stack.Patch]
+    options: list[str]
 
 
 class Scripts:
@@ -124,37 +131,20 @@ class Scripts:
         """Returns 00, the script after each technique, and 02 on `gpus`. Raises
         UserError, StackError."""
         speed = published()["00"].tok_per_sec
-        runs = [
-            Run(
-                Path(stack.FIRST).stem,
-                "0 baseline",
-                "baseline",
-                "00",
-                number=0,
-                published=speed,
-                expected=speed,
-            )
-        ]
+        baseline = Run(
+            name=Path(stack.FIRST).stem,
+            label="0 baseline",
+            technique="baseline",
+            script="00",
+            number=0,
+            published=speed,
+            expected=speed,
+        )
+        runs = [baseline]
         for number, patch in enumerate(stack.load(), 1):
-            ddp, theirs = patch.name == "ddp", patch.published
-            processes = gpus if ddp else 1
-            words = "DDP" if ddp else re.sub("^[0-9]+-", "", patch.name).replace("-", " ")
-            if theirs:  # else it is expected to be as fast as the one before
-                speed = theirs.tok_per_sec / theirs.gpus
-            runs.append(
-                Run(
-                    Path(stack.file_of(patch.name)).stem,
-                    f"{number} {words}",
-                    patch.fields["Technique"],
-                    patch.name,
-                    number=number,
-                    processes=processes,
-                    torchrun=ddp,
-                    loss=patch.fields["Loss"].split()[0],
-                    expected=speed * processes,
-                    published=theirs.tok_per_sec if theirs and theirs.gpus == processes else None,
-                )
-            )
+            if patch.published:  # else it is expected to be as fast as the one before
+                speed = patch.published.tok_per_sec / patch.published.gpus
+            runs.append(technique_run(number, patch, speed, gpus if patch.name == "ddp" else 1))
         return runs
 
     def select(self, text: str | None, runs: list[Run]) -> list[Run]:
@@ -164,14 +154,13 @@ class Scripts:
         numbers: set[int] = set()
         for part in text.split(","):
             match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
-            first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-            if not first <= last < len(runs):
+            if not match or not int(match[1]) <= int(match[2] or match[1]) < len(runs):
                 raise UserError(
                     f"--techniques {text}: {part!r} isn't within 0-{len(runs) - 1}, as"
                     " a number or a range like 5-8",
                     2,
                 )
-            numbers.update(range(first, last + 1))
+            numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
         return [runs[number] for number in sorted(numbers)]
 
     def stage(self, name: str, gpus: int = 1) -> Run:
@@ -221,57 +210,100 @@ class Scripts:
         variants, each with its first set, and options behind a name take their place:
         "data-workers --workers 8". Before a variant without dropout comes what it is compared to,
         `base` without dropout. Raises UserError, StackError."""
-        patches = {
-            patch.name: patch
-            for patch in stack.load_variants()
-            if patch.base == base.name
-            and "Group" in patch.fields
-            and group in (None, patch.fields["Group"])
-        }
         alone = base.torchrun and machine["gpus"] == 1
         base = base.replace(
             published=None, loss=None, error="needs two or more GPUs" if alone else None
         )
-        usual = [name for name in patches if group or name not in (COMPILER, CHECKPOINTS)]
         runs = [base]
-        for text in usual if names is None else names.split(","):
-            name, *options = text.split() or [""]
-            parts = name.split("+")
-            if unknown := [part for part in parts if part not in patches]:
-                raise UserError(
-                    f"no variant {unknown[0]!r} of {base.label}; there are {', '.join(patches)}", 2
-                )
-            joined = [patches[part] for part in parts]
-            option_sets = joined[0].option_sets
-            if options or len(joined) > 1:
-                self.text(name)  # raises where they don't go together
-                firsts = [patch.option_sets[0] for patch in joined]
-                option_sets = [
-                    (
-                        options or [option for own, _ in firsts for option in own],
-                        ", ".join(needs for _, needs in firsts if needs),
-                    )
-                ]
-            for own, needs in option_sets:
-                reference = at_dropout_of(own, base)
+        for choice in parse_names(names, base, group):
+            for options, needs in self.options_of(choice):
+                reference = at_dropout_of(options, base)
                 if reference not in runs:
                     runs.append(reference)
-                runs.append(
-                    base.replace(
-                        name="-".join(["variant", name, *re.findall(r"\w[\w.-]*", " ".join(own))]),
-                        label=" ".join([name, *own]),
-                        script=name,
-                        options=tuple(own),
-                        technique=", ".join(patch.fields["Technique"] for patch in joined),
-                        loss=max(
-                            (patch.fields["Loss"].split()[0] for patch in joined), key=LOSSES.index
-                        ),
-                        compared_to=reference.name,
-                        error=base.error or lacking(needs, machine),
-                        stage=None,
-                    )
-                )
+                error = base.error or lacking(needs, machine)
+                runs.append(variant_run(choice, options, reference).replace(error=error))
         return without_doubles(runs)
+
+    def options_of(self, choice: Choice) -> list[tuple[list[str], str]]:
+        """Returns each set of options that a choice is measured with, and what that needs. Raises
+        StackError where joined variants don't go together."""
+        if not choice.options and len(choice.patches) == 1:
+            return choice.patches[0].option_sets
+        self.text(choice.script)  # raises where they don't go together
+        options, needs = zip(*(patch.option_sets[0] for patch in choice.patches), strict=True)
+        joined = choice.options or [*chain.from_iterable(options)]
+        return [(joined, ", ".join(filter(None, needs)))]
+
+
+def technique_run(number: int, patch: stack.Patch, speed: float, processes: int) -> Run:
+    """Returns the script after a technique, which is expected to train at `speed` tok/sec on each
+    A100."""
+    is_ddp, figures = patch.name == "ddp", patch.published
+    words = "DDP" if is_ddp else re.sub("^[0-9]+-", "", patch.name).replace("-", " ")
+    return Run(
+        name=Path(stack.file_of(patch.name)).stem,
+        label=f"{number} {words}",
+        technique=patch.fields["Technique"],
+        script=patch.name,
+        number=number,
+        processes=processes,
+        torchrun=is_ddp,
+        loss=effect_on_loss(patch),
+        expected=speed * processes,
+        published=figures.tok_per_sec if figures and figures.gpus == processes else None,
+    )
+
+
+def effect_on_loss(patch: stack.Patch) -> str:
+    """Returns one of LOSSES: the first word of what the header says."""
+    return patch.fields["Loss"].split()[0]
+
+
+def parse_names(names: str | None, base: Run, group: str | None) -> list[Choice]:
+    """Returns the variants of `base` in "A,B+C --option 8"; for None those of a group, or all but
+    the compiler's modes and checkpoints. Raises UserError for an unknown one, StackError."""
+    patches = variants_of(base, group)
+    if names is None:
+        usual = [name for name in patches if group or name not in (COMPILER, CHECKPOINTS)]
+        return [Choice(name, [patches[name]], []) for name in usual]
+    choices = []
+    for words in names.split(","):
+        script, *options = words.split() or [""]
+        parts = script.split("+")
+        for part in parts:
+            if part not in patches:
+                raise UserError(
+                    f"no variant {part!r} of {base.label}; there are {', '.join(patches)}", 2
+                )
+        choices.append(Choice(script, [patches[part] for part in parts], options))
+    return choices
+
+
+def variants_of(base: Run, group: str | None = None) -> dict[str, stack.Patch]:
+    """Returns the variants of 01 or 02 that can be measured, of a group or all, by their names.
+    Raises StackError."""
+    return {
+        patch.name: patch
+        for patch in stack.load_variants()
+        if patch.base == base.name
+        and "Group" in patch.fields
+        and group in (None, patch.fields["Group"])
+    }
+
+
+def variant_run(choice: Choice, options: list[str], reference: Run) -> Run:
+    """Returns the run of a choice with such options, compared to `reference`, 01 or 02."""
+    words = re.findall(r"\w[\w.-]*", " ".join(options))
+    return reference.replace(
+        name="-".join(["variant", choice.script, *words]),
+        label=" ".join([choice.script, *options]),
+        script=choice.script,
+        options=tuple(options),
+        technique=", ".join(patch.fields["Technique"] for patch in choice.patches),
+        loss=max(map(effect_on_loss, choice.patches), key=LOSSES.index),
+        compared_to=reference.name,
+        stage=None,
+    )
 
 
 def at_dropout_of(options: list[str], base: Run) -> Run:
@@ -289,32 +321,37 @@ def at_dropout_of(options: list[str], base: Run) -> Run:
 
 
 def without_doubles(runs: list[Run]) -> list[Run]:
-    """Returns each row once: of two spellings the first, and a line says so. Raises UserError where
-    two rows would have one name, since in a journal the second would replace the first."""
-    rows: dict[tuple, Run] = {}
+    """Returns each run once: of two spellings the first, and a line says so. Raises UserError where
+    two runs would have one name, since in a journal the second would replace the first."""
+    kept: dict[Spelling, Run] = {}
     names: dict[str, Run] = {}
     for run in runs:
-        # Options count as a set, with or without "=", and so do the variants of a script.
-        options = re.split(r" (?=--)", " ".join(run.options))
-        row = (
-            frozenset(str(run.script).split("+")),
-            frozenset(re.sub(r"^(--[\w-]+)=", r"\1 ", option) for option in options),
-        )
-        if first := rows.get(row):
-            print(
-                f"asked for twice, and taken once: {first.label}"
-                + (f" ({run.label})" if run.label != first.label else ""),
-                file=sys.stderr,
-            )
-        elif other := names.get(run.name):
+        first = kept.setdefault(spelling_of(run), run)
+        if first is not run:
+            print(f"asked for twice, and taken once: {both_labels(first, run)}", file=sys.stderr)
+            continue
+        other = names.setdefault(run.name, run)
+        if other is not run:
             raise UserError(
                 f"{other.label} and {run.label} would both be called {run.name}: ask"
                 " for one at a time",
                 2,
             )
-        else:
-            rows[row] = names[run.name] = run
-    return list(rows.values())
+    return list(kept.values())
+
+
+def spelling_of(run: Run) -> Spelling:
+    """Returns what two spellings of one run have in common: the set of its script's variants and
+    that of its options, with or without "="."""
+    options = re.split(r" (?=--)", " ".join(run.options))
+    return (
+        frozenset(str(run.script).split("+")),
+        frozenset(re.sub(r"^(--[\w-]+)=", r"\1 ", option) for option in options),
+    )
+
+
+def both_labels(first: Run, other: Run) -> str:
+    return first.label if first.label == other.label else f"{first.label} ({other.label})"
 
 
 def in_float16(machine: dict, options: list[str]) -> bool:
@@ -329,20 +366,23 @@ def in_float16(machine: dict, options: list[str]) -> bool:
 
 def lacking(needs: str, machine: dict) -> str | None:
     """Returns the first thing that a variant needs and this machine lacks, as a row says it."""
-    amd = machine["gpus"] and machine.get("cuda", "") is None  # a build of PyTorch for ROCm
-    own = machine.get("capability")  # none of a CPU, on which a variant may emulate
-    for need in needs.split(", "):
-        kind, _, what = need.rpartition(" ")
-        if (
-            kind == "package"
-            and not importlib.util.find_spec(what)
-            or need == "an NVIDIA GPU"
-            and (amd or not machine["gpus"])
-            or need == "bfloat16 units"
-            and trained_in(machine) == "float32"
-            or kind == "compute capability"
-            and own
-            and (amd or float(own) < float(what))
-        ):
-            return f"needs {need}"
-    return None
+    missing = [need for need in needs.split(", ") if not has(machine, need)]
+    return f"needs {missing[0]}" if missing else None
+
+
+def has(machine: dict, need: str) -> bool:
+    """Returns whether a machine has what a patch's header says that a variant needs, such as
+    "package bitsandbytes" or "compute capability 8.9"."""
+    # PyTorch for AMD's GPUs has no version of CUDA.
+    is_amd = machine["gpus"] > 0 and machine.get("cuda", "") is None
+    if need.startswith("package "):
+        return importlib.util.find_spec(need.removeprefix("package ")) is not None
+    if need == "an NVIDIA GPU":
+        return machine["gpus"] > 0 and not is_amd
+    if need == "bfloat16 units":
+        return trained_in(machine) != "float32"
+    if need.startswith("compute capability "):
+        capability = machine.get("capability")  # none of a CPU, on which a variant may emulate
+        least = float(need.removeprefix("compute capability "))
+        return not capability or not is_amd and float(capability) >= least
+    return True

@@ -2,10 +2,12 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench import commands
 from bench.catalogue import Scripts
+from bench.commands import Command
 from bench.common import ROOT, relative
 from bench.measure import machine
 from bench.measure.journal import journal_of, measuring
@@ -14,8 +16,7 @@ from bench.measure.run import dry_run, run_study
 from bench.predict.batches import batches_that_fit
 from bench.report.tables import text_of
 from bench.studies import Study, all_studies
-from bench.subcommands import GROUPS, Command, Subcommand, all_in, positive
-from gpt_speed.common import UserError
+from bench.subcommands import GROUPS, Subcommand, all_in, positive
 
 EXAMPLES = """examples:
   python measure.py doctor                        what works here, and what is missing
@@ -26,28 +27,13 @@ EXAMPLES = """examples:
   python measure.py ladder --dry-run              what would run, and about how long
   python measure.py ladder -- --model gpt2        what follows -- goes to every script
 """
-RENAMED = {"--rungs": "--techniques", "--anew": "--retrace", "--pieces": "--studies"}
-
-
-def parse(words: list[str]) -> argparse.Namespace:
-    """Returns what a command line asks for. Raises UserError for an option's former name."""
-    for option in (word.partition("=")[0] for word in words):
-        if option in RENAMED and words[0] != "audit":  # an audited script has its own options
-            raise UserError(f"{option} is called {RENAMED[option]} now", 2)
-    return make_parser().parse_args(words)
+FOLDERS = {"--data": "tokens", "--results-dir": "results"}  # options, and what their folders hold
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns a parser with a subcommand for each study and each command."""
-    subcommands: list[Subcommand] = [*all_studies().values(), *all_in(commands, Command)]
-    listing = ""
-    for group in GROUPS:
-        titles = [
-            f"  {one.name:<16}{(one.__doc__ or ' ').splitlines()[0].rstrip('.')}\n"
-            for one in subcommands
-            if one.group == group
-        ]
-        listing += f"{group}:\n{''.join(titles)}"
+    subcommands = [*all_studies().values(), *all_in(commands, Command)]
+    listing = "".join(listing_of(group, subcommands) for group in GROUPS)
     parser = argparse.ArgumentParser(
         description="Benchmark speed techniques for GPT training.",
         allow_abbrev=False,
@@ -69,23 +55,39 @@ def make_parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
             epilog="What follows -- goes to every script.",
         )
-        own.set_defaults(subcommand=subcommand)
-        for option, what in (("--data", "tokens"), ("--results-dir", "results")):
-            folder = option.strip("-").removesuffix("-dir")
-            own.add_argument(
-                option,
-                type=Path,
-                default=ROOT / folder,
-                metavar="DIR",
-                help=f"folder of the {what} (default: {folder}/ next to this script)",
-            )
-        subcommand.options(own)
-        if isinstance(subcommand, Study):
-            add_measuring_options(own, subcommand)
+        add_options(own, subcommand)
     return parser
 
 
+def listing_of(group: str, subcommands: Sequence[Subcommand]) -> str:
+    """Returns the group's lines in --help: the name of each subcommand, and its first line."""
+    lines = [f"{group}:"]
+    for subcommand in subcommands:
+        if subcommand.group == group:
+            summary = (subcommand.__doc__ or " ").splitlines()[0].rstrip(".")
+            lines.append(f"  {subcommand.name:<16}{summary}")
+    return "\n".join(lines) + "\n"
+
+
+def add_options(parser: argparse.ArgumentParser, subcommand: Subcommand) -> None:
+    """Adds what all subcommands take, then the subcommand's own options."""
+    parser.set_defaults(subcommand=subcommand)
+    for option, content in FOLDERS.items():
+        folder = option.strip("-").removesuffix("-dir")
+        parser.add_argument(
+            option,
+            type=Path,
+            default=ROOT / folder,
+            metavar="DIR",
+            help=f"folder of the {content} (default: {folder}/ next to this script)",
+        )
+    subcommand.options(parser)
+    if isinstance(subcommand, Study):
+        add_measuring_options(parser, subcommand)
+
+
 def add_measuring_options(parser: argparse.ArgumentParser, study: Study) -> None:
+    """Adds how often and how long the runs of a study train, and how it is started."""
     by_device = "{cuda:,} on a GPU, {cpu:,} on a CPU"
     rounds = by_device.format(**study.rounds)
     tokens = by_device.format(**study.tokens) if study.tokens else "the scripts' own length"

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from gpt_speed.common import UserError
@@ -76,9 +77,10 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def load_script(path: Path):
+def load_script(path: Path) -> ModuleType:
     """Returns a script as a module. Its name begins with a digit: `import` can't."""
     spec = importlib.util.spec_from_file_location("script", path)
+    assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules["script"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)

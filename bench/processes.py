@@ -20,9 +20,9 @@ ERROR = re.compile(r"^([\w.-]+: )?error: ", re.MULTILINE)  # as scripts and argp
 
 def error_line(text: str) -> str:
     """Returns the last line of `text` that names an error, or else its last line."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
-    errors = [line for line in lines if ERROR.match(line)]
-    return ERROR.sub("", (errors or lines)[-1])
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [ERROR.sub("", line) for line in lines if ERROR.match(line)]
+    return ["no reason given", *lines, *errors][-1]
 
 
 def ask(*command: Any, timeout: Any = None, **environment: Any) -> str:
@@ -52,10 +52,12 @@ def git_commit() -> str | None:
     if not (ROOT / ".git").exists() or not shutil.which("git"):
         return None
     failed, commit, _ = children.run_child(["git", "rev-parse", "HEAD"], ROOT)
+    if failed:
+        return None
     edited, *_ = children.run_child(
         ["git", "diff", "--quiet", "HEAD", "--", ".", ":!results"], ROOT
     )
-    return None if failed else commit.strip() + ("+" if edited else "")
+    return f"{commit.strip()}+" if edited else commit.strip()
 
 
 def prepare_tokens(folder: Path) -> None:

@@ -7,7 +7,9 @@ import pkgutil
 import re
 from collections.abc import Callable
 from types import ModuleType
+from typing import TypeVar
 
+T = TypeVar("T")
 GROUPS = "start here", "benchmarks", "results", "maintenance"
 
 
@@ -25,22 +27,7 @@ class Subcommand:
         """Adds its own command-line options."""
 
 
-class Command(Subcommand):
-    """A subcommand that measures nothing."""
-
-    needs_machine = False  # whether its setup has to describe this machine
-
-    def run(self, setup) -> int:
-        """Prints the answer; returns the exit code. Raises what measure.main prints."""
-        print(self.answer(setup))
-        return 0
-
-    def answer(self, setup) -> str:
-        """Returns what it prints. Raises as `run`."""
-        raise NotImplementedError
-
-
-def all_in(package: ModuleType, kind: type) -> list:
+def all_in(package: ModuleType, kind: type[T]) -> list[T]:
     """Returns an instance of each subclass that the modules of a package define."""
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")

@@ -516,17 +516,6 @@ def check_name(out: Path, text: bytes) -> None:
         )
 
 
-def examples(root: Path) -> dict[Path, bytes]:
-    """Composes the scripts in docs/ anew whose first comment names a base and variants."""
-    texts = {}
-    for path in sorted(root.glob("docs/*.py")):
-        first = re.match(rb"(?:# .*\n)*", read(path)).group().decode()
-        base, _, names = first.removeprefix("# ").replace("\n# ", " ").partition(" with ")
-        if names:
-            texts[path] = compose(names.partition(";")[0].split(", "), base, root)
-    return texts
-
-
 def before_edit(file: Path, root: Path) -> dict[str, bytes]:
     """Returns all scripts as before the edit of `file`. Raises StackError for another."""
     try:
@@ -590,12 +579,6 @@ def verify_command(root: Path) -> list[str]:
     for path in sorted([*root.glob("patches/*.patch"), *root.glob("patches/variants/*")]):
         if (file := path.relative_to(root).as_posix()) not in files:
             raise StackError(f"{file} is neither in patches/series nor a variant's patch")
-    for path, text in examples(root).items():
-        if read(path) != text:
-            raise StackError(
-                f"{path.relative_to(root).as_posix()} isn't what `compose` makes now:"
-                f" python patches/stack.py refresh {FIRST}"
-            )
     series = f"{FIRST} + {len(patches) - 1} patches = {LAST}, + ddp.patch = {DDP}"
     return [f"ok: {series}; variants that apply: {len(variants)}"]
 
@@ -616,7 +599,6 @@ def refresh_command(root: Path, file: Path, into: str | None, until: list[str]) 
         changed = write_all(carry(patches + variants, old, new, root))
     except Conflict as conflict:
         raise StackError(f"{conflict}. {way_on(root, file, into, until, conflict.name)}")
-    changed += write_all(examples(root))
     return [os.path.relpath(path) for path in changed] or ["nothing to change"]
 
 

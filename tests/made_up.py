@@ -15,7 +15,7 @@ from bench import processes
 from bench.analysis.rows import rows_of
 from bench.catalogue import Run, Scripts, technique_names
 from bench.measure import sizing
-from bench.measure.journal import Measured, append, journal_of, make_result, read_journal
+from bench.measure.journal import Measurement, append, journal_of, make_result, read_journal
 from bench.measure.plan import Plan, Setup
 from bench.measure.records import COMPLETE, Outcome, Status
 from bench.studies import Study
@@ -168,7 +168,9 @@ def plan_of(*names: str, **settings) -> Plan:
     return Plan(runs, **(dict(tokens=4096) | settings))
 
 
-def measured_of(study: str, plan: Plan, machine: dict = CPU, id: str = "1", **header) -> Measured:
+def measured_of(
+    study: str, plan: Plan, machine: dict = CPU, id: str = "1", **header
+) -> Measurement:
     fields = dict(
         id=id,
         study=study,
@@ -181,7 +183,7 @@ def measured_of(study: str, plan: Plan, machine: dict = CPU, id: str = "1", **he
         plan=plan,
         sources={run.name: "s" for run in plan.runs},
     )
-    return Measured(**fields | header)
+    return Measurement(**fields | header)
 
 
 def write_journal(
@@ -319,6 +321,7 @@ class Children:
                 batch_size=4,
                 context_length=256,
                 learning_rate=1e-3,
+                epochs=15,
                 compile=False,
             )
             for run in runs
@@ -412,7 +415,7 @@ def carry_out(study: Study, setup: Setup, runs_of=speeds_of) -> Iterator[tuple[P
         yield plan, rows_of(measured)
 
 
-def measured_with(plan: Plan, events: dict, machine: dict = CPU) -> Measured:
+def measured_with(plan: Plan, events: dict, machine: dict = CPU) -> Measurement:
     """A plan whose runs, in round 1, came to their ends with such events or failed so."""
     measured = measured_of("a", plan, machine)
     for name, lines in events.items():

@@ -170,9 +170,10 @@ def test_one_figure_for_one_thing():
 
 def test_what_was_measured(shown):
     runs = [*rounds_of("a", 100.0, 90.0, config=dict(compile=False)), *rounds_of("b", 1.0, 1.0)]
-    _, notes = shown(plan_of("a", "b", tokens=None, epochs=5), runs, options=["--name", "a b"])
+    _, notes = shown(plan_of("a", "b", tokens=None), runs, options=["--name", "a b"])
     assert re.search("Not compiled, .*: `a`.$", notes[1]) and notes[0] == (
-        "Some CPU, PyTorch 2.13; seed 123, 2 rounds, options `--name 'a b'`. 5 epochs per run."
+        "Some CPU, PyTorch 2.13; seed 123, 2 rounds, options `--name 'a b'`. The scripts' own"
+        " length per run."
         " Matmul throughput (matmul peak): float32 1.00, TF32 2.00, bfloat16 4.00 TFLOP/s."
     )
 

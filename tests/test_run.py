@@ -41,7 +41,7 @@ from bench.commands.doctor import Doctor, Fits
 from bench.common import ELSEWHERE, sha256
 from bench.measure import run, sizing
 from bench.measure.journal import data_of, journal_of, read_journal
-from bench.measure.plan import SCRATCH, Job
+from bench.measure.plan import SCRATCH, Growth, Job
 from bench.measure.records import Status
 from bench.measure.sizing import in_words, seconds_left
 from bench.predict.batches import batches_that_fit
@@ -348,9 +348,7 @@ def test_a_plan_may_depend_on_the_rows_of_the_one_before(place):
 
 
 def sizes(place, names="abc", **settings):
-    plan = place.plan(*names, **dict(stop_at_oom=True) | settings)
-    plan.runs = [run.replace(requires=run.compared_to, memory_growth=2) for run in plan.runs]
-    return plan
+    return place.plan(*names, **dict(growth=Growth(2)) | settings)
 
 
 @pytest.mark.parametrize(
@@ -544,7 +542,7 @@ TORCHRUN = [
 
 
 @pytest.mark.parametrize(
-    ("changes", "launcher"), [({}, []), (dict(torchrun=True, processes=2, cores=2), TORCHRUN)]
+    ("changes", "launcher"), [({}, []), (dict(torchrun=True, processes=2), TORCHRUN)]
 )
 def test_command(place, changes, launcher):
     """A run's own options come last; its folders live as long as it does."""
@@ -559,6 +557,7 @@ def test_command(place, changes, launcher):
     place.children.does["a"] = leave
     study = Toy(plan)
     study.environment = {"OWN": "1"}
+    study.cores = lambda run: 2 * run.processes
     place.run(study)
     (call,) = place.children.calls
     scratch = Path(call.command[-1])
@@ -573,7 +572,7 @@ def test_command(place, changes, launcher):
         assert call.command[call.command.index(option) + 1] == str(value)
     assert call.command[-6:-1] == ["--dropout", "0", "--batch-size", "2", "--to"]
     assert not scratch.exists() and scratch.parent == place.folder / "build"
-    assert call.cores == changes.get("cores")
+    assert call.cores == 2 * plan.runs[0].processes
     assert call.environment["OWN"] == "1"
     (event,) = place.events("run")
     assert event["command"].startswith(" ".join(["python", *launcher]))
@@ -658,7 +657,7 @@ def test_an_estimate_is_of_the_whole_study(place, plan, capsys):
     ],
 )
 def test_what_grows_is_tried_up_to_the_memory(place, limit, memory, names):
-    plan = sizes(place, "abcde", memory_limit_gb=limit)
+    plan = sizes(place, "abcde", growth=Growth(2, limit))
     measured = measured_with(
         plan,
         {
@@ -924,8 +923,11 @@ def test_an_older_python(program):
         ("variants --names nothing", "no variant 'nothing' of 01"),
         ("scaling 0,1", "argument 1,2,4: 0 is out of range"),
         ("sweep batch -- --batch-size 2", "--batch-size is set by the sweep itself"),
-        ("report --studies doctor", "--studies: 'doctor' is none of gradients, "),
-        ("report --studies time-to-loss", "--studies: 'time-to-loss' is none of gradients, "),
+        ("report --studies doctor", "--studies: 'doctor' is none of gradients, stages, "),
+        (
+            "report --studies time-to-loss",
+            "--studies: 'time-to-loss' is none of gradients, stages, ",
+        ),
         ("ladder --resume --dry-run", "nothing to resume in "),
     ],
 )
@@ -1067,7 +1069,8 @@ def test_ladder(tmp_path, number, code):
     losses = [Training(result.record).lowest_val_loss for result in (adam, base)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
     assert batch.outcome.status is Status.TOO_LARGE
-    left = {path.name for path in (tree / "build").iterdir()} - {"scripts", "compiler-cache"}
+    left = {path.name for path in (tree / "build").iterdir()}
+    left -= {".lock", "scripts", "compiler-cache"}
     assert not left or number == signal.SIGKILL  # which may leave a run's temporary folder
 
 
@@ -1131,7 +1134,7 @@ def test_a_study_fits_its_runs(gpu, capsys):
     assert batches("a", "b", rounds=2) == [("a", "1"), ("b", "4"), ("a", "1")]
     assert run.failed(gpu.measured[0])
     assert "python measure.py toy -- --batch-size" in capsys.readouterr().out
-    assert batches("a", stop_at_oom=True) == [("a", None)]
+    assert batches("a", growth=Growth(2)) == [("a", None)]
 
 
 @pytest.mark.parametrize(

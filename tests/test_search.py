@@ -54,9 +54,9 @@ def landscape(fails=lambda batch, rate: False):
         runs = []
         for number in range(1, (plan.rounds or 2) + 1):
             for run in plan.runs:
-                stage = run.stage or "01"
+                stage = run.facts.get("stage") or run.stage or "01"
                 batch, rate = (
-                    getattr(run, name) or default
+                    run.facts.get(name) or default
                     for name, default in zip(
                         ("batch", "rate"), DEFAULT.get(stage, (0, 0)), strict=True
                     )
@@ -100,7 +100,9 @@ def test_search(tmp_path, monkeypatch):
         if plan.kind != "epoch":
             with pytest.raises(UserError, match="no whole search: python measure.py search"):
                 next(TimeToLoss().plans(times))
-    tried = {(plan.kind, plan.tokens): Counter(run.stage for run in plan.runs) for plan in plans}
+    tried = {
+        (plan.kind, plan.tokens): Counter(run.facts["stage"] for run in plan.runs) for plan in plans
+    }
     assert tried == {
         phase: dict.fromkeys(BEST, count)
         for phase, count in (
@@ -124,9 +126,9 @@ def test_search(tmp_path, monkeypatch):
     for stage, (batch, rate) in BEST.items():
         assert f"\n{stage}: --batch-size {batch} --learning-rate {rate:g}\n" in text
     (plan,) = measure(TimeToLoss(), times)
-    assert [(run.stage, run.batch, run.rate) for run in plan.runs] == POINTS
+    assert [Point(**run.facts) for run in plan.runs] == POINTS
     assert [run.compared_to for run in plan.runs] == [None, *names(plan)[:1] * 2]
-    assert (plan.kind, plan.targets, plan.tokens) == ("epoch", dict(epoch=7.0), 160_000)
+    assert (plan.kind, plan.targets, plan.tokens) == ("epoch", {search.TARGET: 7.0}, 160_000)
     assert (plan.first_seed, plan.new_seeds, plan.cold_rounds) == (123, True, 2)
     for changes, why in (
         (dict(options=["--dropout", "0"]), "with other options"),
@@ -205,7 +207,8 @@ def test_wrong_options_are_refused_before_anything_runs(tmp_path, study, args, w
 
 
 def test_times_to_two_targets(tmp_path):
-    """As earlier searches had them, at 00's default settings and at the best."""
+    """At 00's default settings and at the best."""
+    targets = {time_to_loss.TARGET: 7.75, search.TARGET: 7.25}
     first, last = TimeToLoss().runs(setup_of(tmp_path))
     plain, fast = (point.run(setup_of(tmp_path)) for point in POINTS[:2])
     runs = [
@@ -214,9 +217,7 @@ def test_times_to_two_targets(tmp_path):
         plain.replace(compared_to=first.name),
         fast.replace(compared_to=plain.name),
     ]
-    plan = search.plan_of(
-        runs, "", tokens=3 * 8192, cold_rounds=2, rounds=2, targets=dict(published=7.75, best=7.25)
-    )
+    plan = search.plan_of(runs, "", tokens=3 * 8192, cold_rounds=2, rounds=2, targets=targets)
     write_journal(tmp_path, "time-to-loss", plan, landscape()(plan))
     ((measured, rows),) = newest_in(tmp_path, "time-to-loss")
     published, best = map(cells_of, text_of(TimeToLoss(), measured).split("Target ")[1:])
@@ -262,7 +263,11 @@ def test_without_a_search(tmp_path):
         2,
         1,
     )
-    assert (plan.kind, plan.targets, plan.tokens) == ("variants", dict(published=7.75), 3 * 8192)
+    assert (plan.kind, plan.targets, plan.tokens) == (
+        "variants",
+        {time_to_loss.TARGET: 7.75},
+        3 * 8192,
+    )
     assert names(plan)[:3] == ["00_orig", "01_opt_single_gpu", "variant-optimizer-muon"]
     assert [run.compared_to for run in plan.runs] == [
         None,

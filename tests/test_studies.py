@@ -29,7 +29,7 @@ from bench.analysis.gains import gains_of
 from bench.analysis.rows import rows_of
 from bench.catalogue import Scripts
 from bench.common import ROOT
-from bench.measure.plan import SCRATCH, Plan
+from bench.measure.plan import SCRATCH, Growth, Plan
 from bench.report.pictures import picture_bytes
 from bench.report.tables import excerpts_of, picture_name, text_of
 from bench.studies import all_studies, search, stages
@@ -88,7 +88,7 @@ def measure(folder, *args, runs_of=speeds_of, **kwargs):
 
 def some_fail(plan: Plan) -> list[dict]:
     """speeds_of, but that the last run fails, and that the one before it can't run."""
-    if len(plan.runs) > 2 and not plan.runs[-2].requires:
+    if len(plan.runs) > 2 and not plan.growth:
         plan.runs[-2] = plan.runs[-2].replace(error="needs a thing")
     runs = speeds_of(plan)
     for run in runs:
@@ -112,7 +112,7 @@ def test_plans(case):
         names = [run.name for run in plan.runs]
         assert len(set(names)) == len(names)
         for place, run in enumerate(plan.runs):
-            assert {run.compared_to, run.requires} <= {None, *names[:place]}
+            assert run.compared_to in (None, *names[:place])
             assert run.label and run.technique
             assert run.error or b"def main(" in SCRIPTS.text(run.script)
 
@@ -301,10 +301,10 @@ def test_a_variant_is_measured_once(tmp_path, capsys, names, label):
 
 def test_sweeps(tmp_path):
     plan = plan_for(tmp_path, "sweep", "batch", MACHINE)
-    assert (plan.memory_limit_gb, plan.min_steps) == (None, 24)
+    assert (plan.growth, plan.min_steps) == (Growth(2, None), 24)
     assert [run.label for run in plan.runs[:3]] == ["batch 1", "batch 2", "batch 4"]
-    assert [run.requires for run in plan.runs[1:]] == [run.name for run in plan.runs[:-1]]
     plan = plan_for(tmp_path, "sweep", "context", MACHINE)
+    assert plan.growth == Growth(1, None)
     assert [run.label for run in plan.runs[::6]] == [
         "context 256, batch 128",
         "context 16384, batch 2",
@@ -333,7 +333,7 @@ def test_sweeps(tmp_path):
 )
 def test_nothing_larger_than_what_does_not_fit(tmp_path, memory, errors):
     study, plan = STUDIES["sweep"], plan_for(tmp_path, "sweep", "batch")
-    assert plan.memory_limit_gb == 4.0
+    assert plan.growth == Growth(2, 4.0)
     measured = measured_with(
         plan,
         {
@@ -360,12 +360,24 @@ def test_stages(tmp_path, gpus, ranks, published):
     assert [run.compared_to for run in plan.runs] == [None, FIRST, LAST]
     assert [run.published for run in plan.runs] == [12_525, 142_156, published]
     assert (plan.runs[2].processes, plan.runs[2].torchrun) == (ranks, True)
-    assert (plan.full_length, plan.tokens, plan.epochs) == (True, None, None)
+    assert (plan.full_length, plan.tokens) == (True, None)
+    assert {run.options for run in plan.runs} == {()}
     assert STUDIES["stages"].rounds == dict(cuda=4, cpu=4)
     setup.in_report = True
-    assert next(STUDIES["stages"].plans(setup)).epochs == (1 if gpus else None)
+    (options,) = {run.options for run in next(STUDIES["stages"].plans(setup)).runs}
+    assert options == (("--epochs", "1") if gpus else ())
+    setup.args.epochs = 2
+    setup.in_report = False
+    plan = next(STUDIES["stages"].plans(setup))
+    assert {run.options for run in plan.runs} == {("--epochs", "2")}
+    # At another batch size, as for a small GPU.
+    plan.runs = [run.replace(options=(*run.options, "--batch-size", "4")) for run in plan.runs]
+    measured = measured_with(plan, {run.name: record_events(run.name) for run in plan.runs})
+    notes = STUDIES["stages"].notes(measured, rows_of(measured))
+    assert "2 epochs per run." in notes[0]
+    setup.in_report = True
     setup.args.max_tokens = 9
-    assert next(STUDIES["stages"].plans(setup)).epochs is None
+    assert {run.options for run in next(STUDIES["stages"].plans(setup)).runs} == {()}
 
 
 def test_batches_of_composed_scripts(tmp_path, monkeypatch):
@@ -486,8 +498,8 @@ def test_scripts_beside_the_published_ones(tmp_path):
 def test_scaling(tmp_path):
     """On a CPU each process has as many cores at every size. The interval of an efficiency is that
     of the speedup, divided by the processes."""
-    plan = plan_for(tmp_path, "scaling", "4,1,2")
-    assert [(run.label, run.processes, run.cores) for run in plan.runs] == [
+    study, plan = STUDIES["scaling"], plan_for(tmp_path, "scaling", "4,1,2")
+    assert [(run.label, run.processes, study.cores(run)) for run in plan.runs] == [
         ("01", 1, 1),
         ("02, 1 process", 1, 1),
         ("02, 2 processes", 2, 2),
@@ -496,7 +508,7 @@ def test_scaling(tmp_path):
     assert [run.error for run in plan.runs] == [None] * 3 + ["needs 4 cores"]
     assert {run.torchrun for run in plan.runs[1:]} == {True}
     on_gpus = plan_for(tmp_path, "scaling", "1,2,4", MACHINE | dict(gpus=2)).runs
-    assert on_gpus[-1].error == "needs 4 GPUs" and {run.cores for run in on_gpus} == {None}
+    assert on_gpus[-1].error == "needs 4 GPUs" and {study.cores(run) for run in on_gpus} == {None}
     for sizes in ("", "a", "1,,2", "0,1", "1.5"):
         with pytest.raises((ValueError, ArgumentTypeError)):
             numbers(sizes)

@@ -1,1 +1,1 @@
-"""From a journal's Measured to a Row for each run: is a script faster, or is it noise?"""
+"""From a journal's Measurement to a Row for each run: is a script faster, or is it noise?"""

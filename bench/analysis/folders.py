@@ -5,17 +5,17 @@ from pathlib import Path
 
 from bench.analysis.rows import Row, rows_of
 from bench.common import REFERENCE
-from bench.measure.journal import Measured, journal_of, newest, read_journal
+from bench.measure.journal import Measurement, journal_of, newest, read_journal
 
 
-def newest_in(folder: Path, study: str) -> list[tuple[Measured, list[Row]]]:
+def newest_in(folder: Path, study: str) -> list[tuple[Measurement, list[Row]]]:
     """Returns the newest measurement of each kind of a study, with its rows. Raises OSError."""
     path = journal_of(folder, study)
     return read_newest(path, path.stat().st_mtime_ns if path.exists() else None)
 
 
 @lru_cache
-def read_newest(path: Path, changed: int | None) -> list[tuple[Measured, list[Row]]]:
+def read_newest(path: Path, changed: int | None) -> list[tuple[Measurement, list[Row]]]:
     """Reads a journal once for each time that it was `changed`."""
     return [(measured, rows_of(measured)) for measured in newest(read_journal(path))]
 
@@ -34,7 +34,7 @@ def every_row_in(folder: Path, study: str) -> list[Row]:
     return rows
 
 
-def sessions_in(folder: Path, study: str) -> list[tuple[Measured, list[Row]]]:
+def sessions_in(folder: Path, study: str) -> list[tuple[Measurement, list[Row]]]:
     """Returns the newest measurements in each of a study's journals in a folder: STUDY.jsonl, and
     those of further sessions, STUDY-DATE.jsonl."""
     return [

@@ -1,4 +1,4 @@
-"""From a journal's Measured to rows: medians over the rounds, speedups, significance."""
+"""From a journal's Measurement to rows: medians over the rounds, speedups, significance."""
 
 import math
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from statistics import median
 from bench.analysis.stats import Estimate, Family, Values, logs_of, mean_ratio
 from bench.analysis.training import Training
 from bench.catalogue import Run, technique_names, without_effect_on_gpus
-from bench.measure.journal import Measured, Result
+from bench.measure.journal import Measurement, Result
 from bench.measure.plan import Plan
 from bench.measure.records import Outcome, Record
 
@@ -189,7 +189,7 @@ class Row(Figures):
     speedup and significance are the technique's: of the script with it over the one without.
     """
 
-    def __init__(self, run: Run, measured: Measured, rows: "Rows"):
+    def __init__(self, run: Run, measured: Measurement, rows: "Rows"):
         """Takes the table, with the rows before it; the others follow."""
         super().__init__(
             (result for result in measured.results if result.name == run.name), measured.plan
@@ -424,7 +424,7 @@ class Rows(dict[str, Row]):
         return {name: (pair[0].run.name, pair[1].run.name) for name, pair in pairs.items() if pair}
 
 
-def rows_of(measured: Measured) -> list[Row]:
+def rows_of(measured: Measurement) -> list[Row]:
     """Returns a row for each run of a plan."""
     rows = Rows()
     for run in measured.plan.runs:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from bench.analysis.folders import rows_in, sessions_in
 from bench.analysis.rows import Row
+from bench.common import has_option
 
 
 def is_whole(row: Row) -> bool:
@@ -58,8 +59,9 @@ def totals_in(results: Path) -> list[float]:
 def total_of(rows: list[Row]) -> float | None:
     """Returns how many times as fast as 00 01 is, both at their own settings, or the last script of
     a whole ladder; None where one is missing."""
+    own = [row for row in rows if not has_option("--batch-size", row.run.options)]
     base = rows[0].run
-    if base.options or base.stage != "00" and base.number != 0:
+    if rows[0] not in own or base.stage != "00" and base.number != 0:
         return None
-    ends = [row for row in rows if not row.run.options and (row.run.stage == "01" or is_whole(row))]
+    ends = [row for row in own if row.run.stage == "01" or is_whole(row)]
     return ends[-1].factor_baseline if ends else None

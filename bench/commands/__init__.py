@@ -1,2 +1,20 @@
 """Commands that measure nothing: they answer from what is stored, look at this machine, or watch
 somebody's script. Each is a subcommand of measure.py by being here."""
+
+from bench.measure.plan import Setup
+from bench.subcommands import Subcommand
+
+
+class Command(Subcommand):
+    """A subcommand that measures nothing."""
+
+    needs_machine = False  # whether its setup has to describe this machine
+
+    def run(self, setup: Setup) -> int:
+        """Prints the answer; returns the exit code. Raises what measure.main prints."""
+        print(self.answer(setup))
+        return 0
+
+    def answer(self, setup: Setup) -> str:
+        """Returns what it prints. Raises as `run`."""
+        raise NotImplementedError

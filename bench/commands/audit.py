@@ -9,9 +9,10 @@ from pathlib import Path
 
 from bench import processes
 from bench.analysis.gains import gains_of
+from bench.commands import Command
 from bench.common import ROOT, relative, write_whole
 from bench.report.page import write_html
-from bench.subcommands import Command, above_0
+from bench.subcommands import above_0
 from gpt_speed.audit import render
 from gpt_speed.audit.run import audit
 from gpt_speed.audit.step import Step

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from bench import processes
 from bench.catalogue import STAGES
+from bench.commands import Command
 from bench.common import BUILD, other_text, relative, tokens_in, trained_in, write_whole
 from bench.measure.environment import missing_here
 from bench.predict.batches import batches_that_fit
-from bench.subcommands import Command
 from gpt_speed.common import UserError
 
 

@@ -5,6 +5,7 @@ import sys
 import time
 from dataclasses import replace
 
+from bench.commands import Command
 from bench.common import relative
 from bench.measure.journal import measuring
 from bench.measure.machine import look_at
@@ -15,7 +16,7 @@ from bench.processes import prepare_tokens
 from bench.report.page import write_page
 from bench.report.readme import write_readme
 from bench.studies import Study, all_studies
-from bench.subcommands import Command, above_0, positive
+from bench.subcommands import above_0, positive
 from gpt_speed.common import UserError
 from patches.stack import StackError
 

@@ -8,10 +8,11 @@ from itertools import cycle
 from pathlib import Path
 
 from bench.catalogue import Run
+from bench.commands import Command
 from bench.common import has_option
 from bench.predict import reference
 from bench.predict.store import OTHERS, Prediction, code_of, fitting, predict, predict_all, span
-from bench.subcommands import Command, above_0, number_from, positive
+from bench.subcommands import above_0, number_from, positive
 from gpt_speed.cards import CARDS, Card, named
 from gpt_speed.common import UserError
 from gpt_speed.memory import MemoryNeed

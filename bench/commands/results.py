@@ -9,14 +9,14 @@ from bench.analysis.folders import newest_in
 from bench.analysis.rows import Row
 from bench.analysis.stats import POOLED_LEVEL, significant
 from bench.catalogue import technique_names
+from bench.commands import Command
 from bench.common import DAMAGE, REFERENCE, relative
-from bench.measure.journal import Measured, locked
+from bench.measure.journal import Measurement, locked
 from bench.measure.machine import read_look
 from bench.report.notes import machine_note, provenance
 from bench.report.page import write_page
 from bench.report.tables import INTERVAL, credited
 from bench.studies import all_studies
-from bench.subcommands import Command
 from gpt_speed.common import UserError
 from gpt_speed.tables import Column, Table, fmt, markdown
 
@@ -52,7 +52,7 @@ class Compare(Command):
         )
 
 
-def described(measured: Measured, rows: list[Row]) -> str:
+def described(measured: Measurement, rows: list[Row]) -> str:
     """Returns what a ladder was measured on, when, and how fast its first script is there."""
     speed = f"{rows[0].label}: {fmt(rows[0].tok_per_sec, ',.0f')} tok/sec."
     return f"{machine_note(measured, rows)} {provenance([measured])} {speed}"
@@ -185,7 +185,7 @@ def what_is_missing(results: Path) -> list[str]:
     return missing
 
 
-def faults_of(measured: Measured, rows: list[Row]) -> list[str]:
+def faults_of(measured: Measurement, rows: list[Row]) -> list[str]:
     """Returns why others may not quote a measurement."""
     faults = []
     if failed := [row.label for row in rows if row.outcome and row.outcome.failed]:

@@ -9,13 +9,15 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from bench import processes
 from bench.common import BUILD, relative, remove_built, sha256
-from bench.measure.journal import Measured, Result, append, journal_of, make_result
-from bench.measure.plan import SCRATCH, Job, Setup
-from bench.measure.records import Outcome, RecordError, Status, make_record, read_events
+from bench.measure.journal import Measurement, Result, append, journal_of, make_result
+from bench.measure.plan import SCRATCH, Job, Measurable, Setup
+from bench.measure.records import COMPLETE, Outcome, RecordError, Status, make_record, read_events
 from bench.measure.sizing import Length
 from gpt_speed import children
 from gpt_speed.common import UserError
@@ -25,7 +27,10 @@ HANG_SECONDS = 600  # and five times the estimate; then a run is ended
 STATUS_OF = {"out of memory": Status.OUT_OF_MEMORY, "text is too short": Status.TOO_LARGE}
 
 
-def command_of(study, job: Job, setup: Setup, length: Length, scratch: Path) -> list:
+def command_of(
+    study: Measurable, job: Job, setup: Setup, length: Length, scratch: Path
+) -> list[Any]:
+    """Returns the command line of a run, whose record goes to a folder in `scratch`."""
     run, launcher = job.run, []
     if run.torchrun:
         launcher = [
@@ -36,25 +41,22 @@ def command_of(study, job: Job, setup: Setup, length: Length, scratch: Path) -> 
             "127.0.0.1",
             f"--nproc_per_node={run.processes}",
         ]
-    options = [scratch if part == SCRATCH else part for part in run.options]
+    own = {
+        "--name": run.name,
+        "--device": setup.device,
+        "--data": setup.data,
+        "--results-dir": scratch / "results",
+        "--seed": job.seed,
+    }
     return [
         sys.executable,
         *launcher,
         *study.driver(setup, run),
         setup.script(run),
-        "--name",
-        run.name,
-        "--device",
-        setup.device,
-        "--data",
-        setup.data,
-        "--results-dir",
-        scratch / "results",
-        "--seed",
-        job.seed,
+        *chain.from_iterable(own.items()),
         *length.options,
         *setup.options,
-        *options,
+        *(scratch if option == SCRATCH else option for option in run.options),
     ]
 
 
@@ -63,17 +65,21 @@ def printed(command: list) -> str:
     return shlex.join(["python", *map(relative, command[1:])])
 
 
-def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -> Result:
+def run_job(
+    job: Job, measurement: Measurement, study: Measurable, setup: Setup, length: Length
+) -> Result:
     """Runs it, and adds it to the journal. Raises UserError, OSError, Interrupted."""
     run, journal = job.run, journal_of(setup.results, study.name)
-    source, cold = measured.sources[run.name], job.round <= measured.plan.cold_rounds
+    source = measurement.sources[run.name]
+    cold = job.round <= measurement.plan.cold_rounds
     environment = compiler_cache(source, run.options, cold) | study.environment
     BUILD.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILD, ignore_cleanup_errors=True) as name:
-        command = command_of(study, job, setup, length, Path(name))
+        scratch = Path(name)
+        command = command_of(study, job, setup, length, scratch)
         start = dict(
             event="run",
-            id=measured.id,
+            id=measurement.id,
             name=run.name,
             round=job.round,
             seed=job.seed,
@@ -81,25 +87,24 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
             source_sha256=source,
         )
         append(journal, start)
-        began, timeout = time.perf_counter(), HANG_SECONDS + 5 * length.seconds
-        try:
-            code, _, err = children.run_child(
-                command, timeout=timeout, cores=run.cores, **environment
-            )
-        except subprocess.TimeoutExpired:
-            code, err = None, f"ended after {timeout:.0f} s: it hung, or is far too slow"
-        ran = dict(event="ran", seconds=time.perf_counter() - began, error=None, matmul_rate=None)
-        measured.check_tokens(setup)  # else what this run trained on isn't known
+        timeout = HANG_SECONDS + 5 * length.seconds
+        began = time.perf_counter()
+        code, err = run_until(timeout, command, study.cores(run), environment)
+        seconds = time.perf_counter() - began
+        measurement.check_tokens(setup)  # else what this run trained on isn't known
         if sha256(setup.scripts.text(run.script)) != source:  # one that runs where it lies
             raise UserError(f"{relative(run.script)} was edited while it ran: --resume repeats it")
-        events = read_child(Path(name) / "results")
+        events = read_child(scratch / "results")
         outcome = outcome_of(code, err, events)
         if outcome.complete:
-            try:
-                study.collect(setup, Path(name) / "results")
-            except ValueError as reason:
-                outcome = Outcome(Status.FAILED, str(reason))
-    ran |= dict(outcome=outcome.status, error=outcome.text or None)
+            outcome = collected(study, setup, scratch / "results")
+    ran = dict(
+        event="ran",
+        seconds=seconds,
+        outcome=outcome.status,
+        error=outcome.text or None,
+        matmul_rate=None,
+    )
     try:
         ran["matmul_rate"] = processes.ask_machine("matmul_rate")
     except UserError as reason:
@@ -107,6 +112,27 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
     finally:  # also when it is interrupted here
         append(journal, *events, ran)
     return make_result(start, events, ran)
+
+
+def run_until(
+    timeout: float, command: list, cores: int | None, environment: dict[str, Any]
+) -> tuple[int | None, str]:
+    """Returns (the exit code, what it wrote to stderr) of a run; (None, why) if it was ended since
+    it took `timeout` seconds."""
+    try:
+        code, _, err = children.run_child(command, timeout=timeout, cores=cores, **environment)
+    except subprocess.TimeoutExpired:
+        return None, f"ended after {timeout:.0f} s: it hung, or is far too slow"
+    return code, err
+
+
+def collected(study: Measurable, setup: Setup, folder: Path) -> Outcome:
+    """Lets the study take what a complete run left; returns how that ended."""
+    try:
+        study.collect(setup, folder)
+    except ValueError as reason:
+        return Outcome(Status.FAILED, str(reason))
+    return COMPLETE
 
 
 def compiler_cache(source: str, options: tuple[str, ...], cold: bool) -> dict[str, str]:
@@ -131,35 +157,50 @@ def outcome_of(code: int | None, err: str, events: list[dict]) -> Outcome:
     waited for another one, by the exit codes and the line of the error."""
     if code is None:
         return Outcome(Status.FAILED, err)
-    try:
-        recorded = make_record("", events).outcome
-    except RecordError as reason:
-        recorded = Outcome(Status.FAILED, str(reason))
-    rank = re.search(r"^error: (rank \d+: .+)", err, re.MULTILINE)
-    first = first_failure(err)
-    if first and (first.status is Status.TOO_LARGE or not processes.ERROR.search(err)):
-        return first  # the others' errors, if there are any, follow from it
-    has_end = any(event["event"] == "end" for event in events)
-    if code == 0 or has_end and not recorded.complete and not rank:
+    failure = first_failure(err)
+    if failure and (failure.status is Status.TOO_LARGE or not processes.ERROR.search(err)):
+        return failure  # the others' errors, if there are any, follow from it
+    if code == 0:
+        return recorded_outcome(events)
+    if rank_error := re.search(r"^error: (rank \d+: .+)", err, re.MULTILINE):
+        return by_error_line(rank_error[1])
+    recorded = recorded_outcome(events)
+    if has_end(events) and not recorded.complete:
         return recorded
-    if code < 0 and not rank:
-        return by_exit_code("", code)
-    line = rank[1] if rank else processes.error_line(err)
-    status = next((status for words, status in STATUS_OF.items() if words in line), Status.FAILED)
-    return Outcome(status, line)
+    return by_exit_code("", code) if code < 0 else by_error_line(processes.error_line(err))
+
+
+def recorded_outcome(events: list[dict]) -> Outcome:
+    """Returns how a run ended by its record, if that is whole."""
+    try:
+        return make_record("", events).outcome
+    except RecordError as reason:
+        return Outcome(Status.FAILED, str(reason))
+
+
+def has_end(events: list[dict]) -> bool:
+    return any(event["event"] == "end" for event in events)
+
+
+def by_error_line(line: str) -> Outcome:
+    """Returns how a process ended that wrote such a line."""
+    for words, status in STATUS_OF.items():
+        if words in line:
+            return Outcome(status, line)
+    return Outcome(Status.FAILED, line)
 
 
 def first_failure(err: str) -> Outcome | None:
     """Returns how the rank ended that torchrun says failed first, or one that Linux has killed,
     which it does for want of memory; None where torchrun says nothing."""
     failures = re.findall(r"rank +: (\d+) .*\n +exitcode +: (-?\d+) \(pid: (\d+)\)", err)
-    ended = re.findall(r"Unable to shutdown process (\d+)", err)  # by torchrun itself, then
+    by_torchrun = re.findall(r"Unable to shutdown process (\d+)", err)
     own = [
         (f"rank {rank}: ", int(code))
         for rank, code, pid in reversed(failures)
-        if pid not in ended and int(code) != -signal.SIGTERM
+        if pid not in by_torchrun and int(code) != -signal.SIGTERM
     ]
-    killed = [failure for failure in own if failure[1] == -9]
+    killed = [(rank, code) for rank, code in own if code == -signal.SIGKILL]
     return by_exit_code(*(killed or own)[0]) if own else None
 
 

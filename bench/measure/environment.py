@@ -1,4 +1,4 @@
-"""What this machine is and lacks, told without PyTorch.
+"""Says what this machine is and lacks, without PyTorch.
 
     python -m bench.measure.environment QUESTION  # a function of bench.measure.hardware, as JSON:
                                                   # look, this_machine, matmul_peak, ...
@@ -23,7 +23,20 @@ from bench.common import ROOT
 # capability that the build has kernels for, and the one from which on it has none.
 # https://github.com/pytorch/pytorch/blob/main/RELEASE.md#pytorch-cuda-support-matrix
 BUILDS = {"cu130": (13_000, 7.5, 99), "cu126": (12_000, 0, 10)}
+COMPILERS = {  # what torch.compile needs
+    "cuda": "Triton, which PyTorch brings along on Linux (on Windows: `pip install"
+    " triton-windows`), and a C compiler",
+    "cpu": "a C++ compiler (`apt install g++`, `xcode-select --install`, or on Windows Visual"
+    " Studio's Build Tools), and PyTorch in a path without spaces",
+}
 SMI_FIELDS = {"name": r"[^,\[\]]+", "driver_version": r"\d[\d.]*", "compute_cap": r"\d+\.\d+"}
+
+
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")  # a container sees that of its host
+NO_ACCESS = (
+    "access to the NVIDIA GPU whose driver is loaded: `nvidia-smi` says why there is none; a"
+    " container is started with --gpus all"
+)
 
 
 def gpu_needs(
@@ -34,51 +47,55 @@ def gpu_needs(
     kernels: list[str],
     error: str,
 ) -> str | None:
-    """What is missing before PyTorch computes on the NVIDIA GPU that is here, in one line; None
-    where there is no GPU, or nothing is missing. `version`, `cuda` and `kernels`, such as
+    """Returns what is missing before PyTorch computes on the NVIDIA GPU that is here, in one line;
+    None where there is no GPU, or nothing is missing. `version`, `cuda` and `kernels`, such as
     ["sm_80", "sm_90"], are PyTorch's; `gpu` and `capability` those of the GPU that it finds, or
     None; `error` is why it doesn't start CUDA."""
-    if gpu:
-        own = float(capability)
-        return (
-            None
-            if has_kernels(own, kernels)
-            else (
-                f"kernels for the {gpu}, compute capability {capability}, which PyTorch {version}"
-                f" doesn't have: {install(own) or 'no build of it does'}"
-            )
-        )
+    if gpu and capability:
+        return kernels_needed(version, gpu, capability, kernels)
     gpus = nvidia_smi("name,driver_version")
-    if not gpus:  # but a container sees the driver of its host
-        return (
-            (
-                "access to the NVIDIA GPU whose driver is loaded: `nvidia-smi` says why there is"
-                " none; a container is started with --gpus all"
-            )
-            if (Path("/proc/driver/nvidia/version").exists())
-            else None
-        )
+    if not gpus:
+        return NO_ACCESS if NVIDIA_DRIVER.exists() else None
     name, _, driver = gpus[0].rpartition(", ")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden in ("", "-1"):
         return f"a visible GPU: CUDA_VISIBLE_DEVICES={hidden} hides the {name}"
-    too_old = re.search(r"driver .* too old \(found version (\d+)\)", error)
-    command = install(
-        float(next(iter(nvidia_smi("compute_cap")), 0)), int(too_old[1]) if too_old else 99_999
-    )
-    if too_old:
-        return (
-            f"a newer driver for the {name}: {driver} is too old for PyTorch {version}, built"
-            f" for CUDA {cuda}" + (f"; or, for this driver, {command}" if command else "")
-        )
+    if too_old := re.search(r"driver .* too old \(found version (\d+)\)", error):
+        return newer_driver(name, driver, f"PyTorch {version}, built for CUDA {cuda}", too_old[1])
+    command = install(smi_capability())
     if not cuda and command:
         return f"PyTorch for NVIDIA GPUs, since {version} can't use the {name}: {command}"
     return f"what keeps PyTorch {version} from the {name}: {error}"
 
 
+def kernels_needed(version: str, gpu: str, capability: str, kernels: list[str]) -> str | None:
+    """Returns which kernels PyTorch lacks for a GPU that it can use; None if it has them."""
+    if has_kernels(float(capability), kernels):
+        return None
+    command = install(float(capability)) or "no build of it does"
+    return (
+        f"kernels for the {gpu}, compute capability {capability}, which PyTorch {version}"
+        f" doesn't have: {command}"
+    )
+
+
+def newer_driver(name: str, driver: str, needing: str, supported: str) -> str:
+    """Returns that a GPU needs a newer driver, or another build of PyTorch, one for a CUDA that the
+    driver supports: "12020" is 12.2."""
+    command = install(smi_capability(), int(supported))
+    other_way = f"; or, for this driver, {command}" if command else ""
+    return f"a newer driver for the {name}: {driver} is too old for {needing}{other_way}"
+
+
+def smi_capability() -> float:
+    """Returns the compute capability of the first GPU, by its driver; 0 where that doesn't tell."""
+    return float(next(iter(nvidia_smi("compute_cap")), 0))
+
+
 def has_kernels(capability: float, kernels: list[str]) -> bool:
-    """Whether a build of PyTorch does: compiled for the same major version, or as code for any
-    later GPU (PTX). A build for AMD's GPUs names them in another way, and isn't judged."""
+    """Returns whether a build of PyTorch has kernels for a GPU: compiled for the same major
+    version, or as code for any later GPU (PTX). A build for AMD's GPUs names them in another way,
+    and isn't judged."""
     names = [re.match(r"(sm|compute)_(\d+)", name) for name in kernels]
     built = [(name[1], int(name[2]) / 10) for name in names if name]
     return not built or any(
@@ -88,28 +105,27 @@ def has_kernels(capability: float, kernels: list[str]) -> bool:
 
 
 def install(capability: float, driver: int = 99_999) -> str | None:
-    """The command for a build with kernels for a GPU, whose driver supports such a CUDA; None
-    where there is none."""
-    build = next(
-        (
-            name
-            for name, (cuda, oldest, too_new) in BUILDS.items()
-            if driver >= cuda and oldest <= capability < too_new
-        ),
-        None,
-    )
+    """Returns the command for a build with kernels for a GPU, whose driver supports such a CUDA;
+    None where there is none."""
+    builds = [
+        name
+        for name, (cuda, oldest, too_new) in BUILDS.items()
+        if driver >= cuda and oldest <= capability < too_new
+    ]
+    if not builds:
+        return None
     text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
     pinned = next(line for line in text.splitlines() if line.startswith("torch=="))
-    return build and (
+    return (
         f"`pip install --force-reinstall {pinned} --index-url"
-        f" https://download.pytorch.org/whl/{build}`"
+        f" https://download.pytorch.org/whl/{builds[0]}`"
     )
 
 
 def nvidia_smi(fields: str) -> list[str]:
-    """Of each GPU what nvidia-smi tells to programs; what it prints for people changes. Empty
-    where it isn't there or fails. A line that isn't of such fields, as "[N/A]" or the text of an
-    error, tells nothing: nvidia-smi may print that and exit with 0."""
+    """Returns of each GPU what nvidia-smi tells to programs; what it prints for people changes.
+    Returns nothing where it isn't there or fails. A line that isn't of such fields, as "[N/A]" or
+    the text of an error, tells nothing: nvidia-smi may print that and exit with 0."""
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
@@ -120,8 +136,8 @@ def nvidia_smi(fields: str) -> list[str]:
 
 
 def cpu_name(text: str) -> str:
-    """The name from the system's own description. On a rented machine one may stand for several
-    generations, so that " (family 25, model 17)" follows where that is told."""
+    """Returns the CPU's name from the system's own description. On a rented machine one may stand
+    for several generations, so that " (family 25, model 17)" follows where that is told."""
     fields = dict(re.findall(r"^\s*([\w ]+?)\s*[:=]\s*(.+?)\s*$", text, re.MULTILINE))
     name = fields.get("Model name") or fields.get("Name")  # Linux, Windows
     if not name and text.strip() and platform.system() == "Darwin":  # it tells the name alone
@@ -133,20 +149,14 @@ def cpu_name(text: str) -> str:
 
 
 def missing_here(machine: dict, compile_fails: str | None) -> list[str]:
-    """How to get each thing that is missing; `compile_fails` is why torch.compile does."""
-    missing, gpu = [], machine["gpus"]
+    """Returns how to get each thing that is missing; `compile_fails` is why torch.compile does."""
+    missing = []
     if machine.get("gpu_needs"):
         missing.append(machine["gpu_needs"])
-    elif not gpu:
+    elif not machine["gpus"]:
         missing.append("an NVIDIA GPU: without one the small model `cpu-demo` runs")
     if compile_fails:
-        how = (
-            "Triton, which PyTorch brings along on Linux (on Windows: `pip install"
-            " triton-windows`), and a C compiler"
-            if gpu
-            else "a C++ compiler (`apt install g++`, `xcode-select --install`, or on Windows Visual"
-            " Studio's Build Tools), and PyTorch in a path without spaces"
-        )
+        how = COMPILERS["cuda" if machine["gpus"] else "cpu"]
         missing.append(f"torch.compile, which needs {how} ({compile_fails})")
     if not shutil.which("git"):
         missing.append("git, which leave-one-out and patches/stack.py need: `apt install git`")
@@ -154,8 +164,8 @@ def missing_here(machine: dict, compile_fails: str | None) -> list[str]:
 
 
 def ram_gb(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> float | None:
-    """GB (1024³ bytes) of the machine's RAM, or of as much of it as a container may use; None where
-    it isn't known."""
+    """Returns the GB (1024³ bytes) of the machine's RAM, or of as much of it as a container may
+    use; None where it isn't known."""
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
         return None
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -30,6 +30,7 @@ import tempfile
 import zlib
 from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 import numpy as np
@@ -64,7 +65,7 @@ class Refused(Exception):
     """The script doesn't run with these options."""
 
 
-class Run:
+class TrainingRun:
     """One training run of a script, and its gradients at the weights that it was given."""
 
     def __init__(self, script, sizes: dict, given: dict[str, torch.Tensor] | None):
@@ -72,7 +73,7 @@ class Run:
         self.weights: dict[str, torch.Tensor] = {}
         self.gradients: dict[str, torch.Tensor] = {}
         self.error: BaseException | None = None
-        self.derivatives: dict | None = None  # the event of numeric ones, where they are wanted
+        self.derivatives: dict = {}  # the event of numeric ones, once they are made
         self.wants_derivatives = False
         self.steps = 0  # that are done
         self.micro_batches: list[tuple] = []  # what compute_loss() was given in this step
@@ -257,10 +258,10 @@ def compared(comparison: str, own: dict, other: dict) -> dict:
     return dict(event="gradients", comparison=comparison, tensors=tensors)
 
 
-def derivatives_of(run: Run) -> dict:
+def derivatives_of(run: TrainingRun) -> dict:
     """Returns the event of numeric derivatives beside autograd's."""
     noise = noise_of(run)
-    directions = {}
+    directions: dict[str, list] = {}
     for name, value in run.weights.items():
         size = value.square().mean().sqrt().item()
         gradient = run.gradients.get(name, torch.zeros(value.shape, dtype=torch.float64))
@@ -274,7 +275,7 @@ def derivatives_of(run: Run) -> dict:
     return dict(event="gradients", comparison="dropout", directions=directions, loss_noise=noise)
 
 
-def noise_of(run: Run) -> float:
+def noise_of(run: TrainingRun) -> float:
     """Returns the standard deviation of the loss by rounding alone; at least that of its last
     digit."""
     losses = [
@@ -292,7 +293,7 @@ def noise_of(run: Run) -> float:
 
 
 def derivative(
-    run: Run, name: str, direction: torch.Tensor, step: float, noise: float
+    run: TrainingRun, name: str, direction: torch.Tensor, step: float, noise: float
 ) -> tuple[float, float]:
     """Returns a derivative along a direction, and its uncertainty. Central differences at three
     distances are extrapolated in pairs (Richardson); the nearer pair counts, and how far the other
@@ -307,8 +308,10 @@ def derivative(
     return inner, rounding + abs(inner - outer)
 
 
-def load(path: str, name: str):
+def load(path: str, name: str) -> ModuleType:
+    """Returns a script as a module."""
     spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
@@ -347,7 +350,7 @@ class Check:
         """Whether the script is one that compiles, with these options."""
         return bool(self.no_compile) and "--no-compile" not in self.args.options
 
-    def reference(self) -> Run | None:
+    def reference(self) -> TrainingRun | None:
         """Returns a run of the reference, uncompiled, in float32, on the batches of all ranks."""
         if not self.args.reference:
             return None
@@ -355,18 +358,18 @@ class Check:
         options = ["--device", self.args.device, *self.size_options(RANKS), "--dropout", "0"]
         if hasattr(script.Config, "compile"):
             options += ["--no-compile", "--dtype", "float32"]
-        run = Run(script, self.sizes, None)
+        run = TrainingRun(script, self.sizes, None)
         run.train([*options, "--results-dir", str(self.folder / "reference")])
         return run
 
-    def run(self, *options: str, given: dict | None, derivatives: bool = False) -> Run:
+    def run(self, *options: str, given: dict | None, derivatives: bool = False) -> TrainingRun:
         """Returns a run of the script; the folder then has the record of this one alone."""
         records = self.folder / "records"
         shutil.rmtree(records, ignore_errors=True)
         self.runs += 1  # each has folders of its own, where the options name any
         scratch = str(self.args.results_dir.parent)
         own = [word.replace(scratch, f"{self.folder}/{self.runs}") for word in self.args.options]
-        run = Run(self.script, self.sizes, given)
+        run = TrainingRun(self.script, self.sizes, given)
         run.wants_derivatives = derivatives
         sizes = self.size_options(1)
         log = ["--eval-freq", str(10**6), "--results-dir", str(records)]
@@ -393,7 +396,9 @@ class Check:
             str(SIZES[self.device]["context_length"]),
         ]
 
-    def against(self, comparison: str, run: Run, reference: Run | None) -> list[dict]:
+    def against(
+        self, comparison: str, run: TrainingRun, reference: TrainingRun | None
+    ) -> list[dict]:
         if not reference:
             return []
         return [compared(comparison, canonical(run.gradients), canonical(reference.gradients))]

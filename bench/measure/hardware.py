@@ -1,4 +1,4 @@
-"""What PyTorch tells of this machine, and how fast it multiplies matrices.
+"""Says what PyTorch tells of this machine, and how fast it multiplies matrices.
 
 Nothing here multiplies in bfloat16 on a machine whose scripts train in float32.
 """
@@ -20,10 +20,10 @@ from patches import stack
 
 
 def this_machine() -> dict:
-    """What a study has to know of it. `device` is "cuda" or "cpu"; `driver` and `capability`, such
-    as "8.0", are the GPU's, or None; `cuda` is the version that PyTorch was built with, or None;
-    `ram_gb` is the host's memory in GB (1024³ bytes), or None; `dtype` is the type that the
-    optimized scripts train in here, "bfloat16" or "float32", with its reason."""
+    """Returns what a study has to know of it. `device` is "cuda" or "cpu"; `driver` and
+    `capability`, such as "8.0", are the GPU's, or None; `cuda` is the version that PyTorch was
+    built with, or None; `ram_gb` is the host's memory in GB (1024³ bytes), or None; `dtype` is the
+    type that the optimized scripts train in here, "bfloat16" or "float32", with its reason."""
     os.environ["LC_ALL"] = "C"  # so that the system's description isn't translated
     gpus = gpu_count()
     cpu = environment.cpu_name(collect_env.get_cpu_info(collect_env.run) or "")
@@ -57,14 +57,14 @@ def this_machine() -> dict:
 
 
 def gpu_count() -> int:
-    """Those that PyTorch can use. Before CUDA has started it takes the count of NVIDIA's library,
-    which has all GPUs where the driver is too old for this PyTorch, and whole ones where they are
-    cut up (MIG)."""
+    """Returns how many GPUs PyTorch can use. Before CUDA has started it takes the count of NVIDIA's
+    library, which has all GPUs where the driver is too old for this PyTorch, and whole ones where
+    they are cut up (MIG)."""
     return 0 if cuda_error() else torch.cuda.device_count()
 
 
 def cuda_error() -> str:
-    """Why CUDA doesn't start, in PyTorch's words; "" where it does."""
+    """Returns why CUDA doesn't start, in PyTorch's words; "" where it does."""
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
@@ -73,12 +73,12 @@ def cuda_error() -> str:
 
 
 def rank_count() -> int:
-    """How many processes `make bench` gives 02: one for each GPU, two without."""
+    """Returns how many processes `make bench` gives 02: one for each GPU, two without."""
     return gpu_count() or 2
 
 
 def compile_error() -> str | None:
-    """Why torch.compile doesn't work here, in one line; None if it does."""
+    """Returns why torch.compile doesn't work here, in one line; None if it does."""
     try:
         x = torch.ones(8, device="cuda" if torch.cuda.is_available() else "cpu")
         torch.compile(lambda x: 2 * x + 1)(x)
@@ -88,14 +88,12 @@ def compile_error() -> str | None:
 
 
 def look() -> dict:
-    """All that a report says of this machine, and for each thing that is missing how to get it;
-    `memory_gb` is that of the GPU, or the RAM."""
+    """Returns all that a report says of this machine, and for each thing that is missing how to
+    get it; `memory_gb` is that of the GPU, or the RAM."""
     here, compile_fails = this_machine(), compile_error()
-    memory = (
-        torch.cuda.get_device_properties(0).total_memory / 1024**3
-        if here["gpus"]
-        else (here["ram_gb"])
-    )
+    memory = here["ram_gb"]
+    if here["gpus"]:
+        memory = torch.cuda.get_device_properties(0).total_memory / 1024**3
     return dict(
         machine=here,
         memory_gb=memory,
@@ -106,9 +104,9 @@ def look() -> dict:
 
 
 def free_memory() -> list[int]:
-    """MiB of each GPU that a program can take, next to the driver and all other programs. Of a GPU
-    that shares the host's memory a quarter of what is free stays free: where that runs out, the
-    host hangs (https://github.com/pytorch/pytorch/issues/174358)."""
+    """Returns the MiB of each GPU that a program can take, next to the driver and all other
+    programs. Of a GPU that shares the host's memory a quarter of what is free stays free: where
+    that runs out, the host hangs (https://github.com/pytorch/pytorch/issues/174358)."""
     sizes = []
     for gpu in range(gpu_count()):
         free = torch.cuda.mem_get_info(gpu)[0] // 2**20
@@ -118,7 +116,7 @@ def free_memory() -> list[int]:
 
 
 def best_dtype() -> tuple[str, str]:
-    """The type that the optimized scripts train in here, and why: 01 itself decides."""
+    """Returns the type that the optimized scripts train in here, and why: 01 itself decides."""
     # An audit runs where these aren't; this function doesn't need them.
     absent = {
         name: ModuleType(name)
@@ -136,24 +134,21 @@ def best_dtype() -> tuple[str, str]:
 
 
 def product_rate(dtype: str, minimum: float = 1) -> float:
-    """Floating-point operations per second of a large matmul, repeated for `minimum` seconds: by
-    the median of the second half, when clock rate and power are those of long work."""
+    """Returns the floating-point operations per second of a large matmul, repeated for `minimum`
+    seconds: by the median of the second half, when clock rate and power are those of long work."""
     device, size = ("cuda", 8192) if torch.cuda.is_available() else ("cpu", 2048)
     torch.set_float32_matmul_precision("high" if dtype == "TF32" else "highest")
+    stored = torch.float32 if dtype == "TF32" else getattr(torch, dtype)
     # Random numbers: products of equal ones take less power, and so a GPU clocks higher.
-    a, b = (
-        torch.randn(size, size, device=device).to(
-            getattr(torch, "float32" if dtype == "TF32" else dtype)
-        )
-        for _ in range(2)
-    )
+    a, b = (torch.randn(size, size, device=device).to(stored) for _ in range(2))
     timer = Timer("a @ b", globals=dict(a=a, b=b), num_threads=torch.get_num_threads())
     times = timer.blocked_autorange(min_run_time=minimum).times
     return 2 * size**3 / median(times[len(times) // 2 :])
 
 
 def matmul_peak() -> dict[str, float]:
-    """The rates by precision; in float16 where a GPU has units for that and none for bfloat16."""
+    """Returns the rates by precision; in float16 where a GPU has units for that and none for
+    bfloat16."""
     gpu = torch.cuda.is_available()
     has = dict(
         float32=True,
@@ -165,5 +160,6 @@ def matmul_peak() -> dict[str, float]:
 
 
 def matmul_rate() -> float:
-    """That of the type trained in, for a moment: whether the machine is as fast as before."""
+    """Returns that of the type trained in, for a moment: whether the machine is as fast as
+    before."""
     return product_rate(best_dtype()[0], minimum=0.2)

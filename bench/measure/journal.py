@@ -26,9 +26,10 @@ from operator import attrgetter
 from pathlib import Path
 
 from bench import common
+from bench.catalogue import Run
 from bench.common import relative
 from bench.measure import records
-from bench.measure.plan import Job, Plan, Setup
+from bench.measure.plan import Growth, Job, Plan, Setup
 from bench.measure.records import NUMBER, Outcome, Record, RecordError, Status
 from gpt_speed import children
 from gpt_speed.common import UserError, listed
@@ -49,16 +50,10 @@ HEADER = dict(
 FIELDS = records.FIELDS | {
     "study": HEADER | dict(plan=dict),
     "run": dict(id=str, name=str, round=int, seed=int, source_sha256=str),
-    "ran": dict(seconds=NUMBER, error=str | None, matmul_rate=NUMBER | None),
-}
-FORMER = {
-    "killed": "too_large",
-    "text_too_short": "too_large",  # outcomes of earlier versions
-    "hung": "failed",
-    "cannot_run": "not_tried",
+    "ran": dict(seconds=NUMBER, outcome=str, error=str | None, matmul_rate=NUMBER | None),
 }
 # What besides its script makes a run's results those of another one.
-how_it_runs = attrgetter("options", "processes", "cores", "torchrun")
+how_it_runs = attrgetter("options", "processes", "torchrun", "facts")
 
 
 @dataclass(frozen=True)
@@ -74,11 +69,13 @@ class Result:
     record: Record | None  # only of a complete run
     matmul_rate: float | None = None  # of the machine, right after it
 
-    key = property(lambda self: (self.name, self.round, self.seed))
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.name, self.round, self.seed
 
 
 @dataclass
-class Measured:
+class Measurement:
     """A plan, and what has been measured of it so far."""
 
     id: str
@@ -88,7 +85,7 @@ class Measured:
     machine: dict  # see bench.measure.hardware.this_machine
     matmul_peak: dict[str, float]  # floating-point operations per second, by precision
     data: str | None  # the SHA-256 of meta.json
-    sources: dict[str, str | None]  # the SHA-256 of each run's script
+    sources: dict[str, str]  # the SHA-256 of each run's script
     options: list[str]
     plan: Plan
     commit: str | None = None  # at the last start that measured
@@ -102,7 +99,7 @@ class Measured:
     def __post_init__(self):
         self.ways = {run.name: how_it_runs(run) for run in self.plan.runs}
 
-    def resume(self, earlier: "Measured") -> None:
+    def resume(self, earlier: "Measurement") -> None:
         """Takes over what counts of an earlier start: results of the same scripts, options and
         cores, and how many rounds were planned before speedups could be seen."""
         self.ways = earlier.ways | self.ways
@@ -112,10 +109,14 @@ class Measured:
             for result in earlier.results
             if result.name not in changed and result.source_sha256 == self.sources.get(result.name)
         ]
+        self.planned = earlier.planned or self.rounds_before_more(earlier)
+
+    def rounds_before_more(self, earlier: "Measurement") -> int | None:
+        """Returns how many rounds an earlier start planned, where more were added after speedups
+        could be seen, which takes two rounds with results."""
+        planned, now = earlier.plan.rounds or 1, self.plan.rounds or 1
         can_be_seen = any(result.round > 1 for result in earlier.results)
-        rounds = earlier.plan.rounds or 1
-        added = can_be_seen and 1 < rounds < (self.plan.rounds or 1)
-        self.planned = earlier.planned or (rounds if added else None)
+        return planned if can_be_seen and 1 < planned < now else None
 
     def add(self, result: Result) -> None:
         """Adds a result; a run that is tried again replaces the earlier one."""
@@ -137,10 +138,10 @@ class Measured:
         if self.differs_from(setup):  # the tokens alone can, once it has begun
             raise UserError(f"{relative(setup.data)} has other tokens than were measured so far")
 
-    # What was trained on, where that isn't the book in GPT-2's tokens; else "".
-    text = property(
-        lambda self: next((result.record.text for result in self.results if result.record), "")
-    )
+    @property
+    def text(self) -> str:
+        """What was trained on, where that isn't the book in GPT-2's tokens; else ""."""
+        return next((result.record.text for result in self.results if result.record), "")
 
     @property
     def peak(self) -> dict[str, float]:
@@ -169,30 +170,41 @@ class Measured:
         return dict(event="study", **header, plan=self.plan.as_json())
 
     def skipped(self) -> dict[str, Outcome]:
-        """Returns why runs aren't tried, by the results of smaller ones."""
-        reasons, memory_gb = {}, {}
-        limit = self.plan.memory_limit_gb or math.inf
+        """Returns why runs aren't tried: they can't run, or by the results of smaller ones."""
+        runs, growth = self.plan.runs, self.plan.growth
+        if growth is None:
+            return {run.name: Outcome(Status.NOT_TRIED, run.error) for run in runs if run.error}
         failed = {result.name for result in self.results if not result.outcome.complete}
-        labels = {run.name: run.label for run in self.plan.runs}
-        for run in self.plan.runs:
-            smaller, text = run.requires, run.error
-            expected = run.memory_growth * memory_gb.get(smaller, 0)
-            sizes = [
-                result.record.end["reserved_gb"] or math.inf  # where the system hides it
-                for result in self.results
-                if result.name == run.name and result.record
-            ]
-            memory_gb[run.name] = max(sizes, default=expected)
-            if smaller in failed:
-                text = f"not tried, since {labels[smaller]} failed"
-            elif expected > limit:
-                text = (
-                    f"not tried: by the memory of {labels[smaller]} it would take more than"
-                    " half of the RAM"
-                )
-            if text or smaller in reasons:
-                reasons[run.name] = reasons.get(smaller) or Outcome(Status.NOT_TRIED, text)
-        return reasons
+        smaller, expected_gb = None, 0.0
+        for place, run in enumerate(runs):
+            if reason := why_not(run, smaller, failed, expected_gb, growth):
+                outcome = Outcome(Status.NOT_TRIED, reason)
+                return {larger.name: outcome for larger in runs[place:]}
+            smaller, expected_gb = run, growth.memory * self.memory_gb(run, expected_gb)
+        return {}
+
+    def memory_gb(self, run: Run, expected: float) -> float:
+        """Returns the most memory that a run took; infinite where the system hides it, `expected`
+        where it hasn't run."""
+        sizes = [
+            result.record.end["reserved_gb"] or math.inf
+            for result in self.results
+            if result.name == run.name and result.record
+        ]
+        return max(sizes, default=expected)
+
+
+def why_not(
+    run: Run, smaller: Run | None, failed: set[str], expected_gb: float, growth: Growth
+) -> str | None:
+    """Returns why a run isn't tried whose size comes after that of `smaller`; None if it is."""
+    if smaller and smaller.name in failed:
+        return f"not tried, since {smaller.label} failed"
+    if smaller and growth.limit_gb and expected_gb > growth.limit_gb:
+        return (
+            f"not tried: by the memory of {smaller.label} it would take more than half of the RAM"
+        )
+    return run.error
 
 
 def data_of(folder: Path) -> str | None:
@@ -205,69 +217,90 @@ def journal_of(results: Path, study: str) -> Path:
     return results / f"{study}.jsonl"
 
 
-def read_journal(path: Path) -> list[Measured]:
+def read_journal(path: Path) -> list[Measurement]:
     """Reads every measurement in a journal, the oldest first; none where there is no journal. Names
     damaged lines. Raises OSError."""
-    by_id: dict[str, Measured] = {}
-    run, events = None, []  # a run line, and what followed it
+    reader = JournalReader(path.parent)
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     for number, line in enumerate(lines, 1):
         try:
-            event = records.parse_event(line, FIELDS)
-            if event["event"] == "study":
-                measured = Measured(
-                    **{name: event[name] for name in HEADER},
-                    folder=path.parent,
-                    plan=Plan.from_json(event["plan"]),
-                )
-                if measured.id in by_id:  # the newest comes last
-                    measured.resume(by_id.pop(measured.id))
-                by_id[measured.id], run = measured, None
-            elif event["event"] == "run":
-                run, events = (event if event["id"] in by_id else None), []
-            elif event["event"] == "ran" and run:
-                by_id[run["id"]].add(make_result(run, events, event))
-                run = None
-            events.append(event)
+            reader.take(records.parse_event(line, FIELDS))
         except common.DAMAGE as error:
-            run = None  # it is as if it had not been
+            reader.run = None  # it is as if it had not been
             if number < len(lines):  # the last one is empty, or cut off
                 reason = error if isinstance(error, RecordError) else repr(error)
                 print(f"skipped: {relative(path)}, line {number}: {reason}", file=sys.stderr)
-    return list(by_id.values())
+    return list(reader.by_id.values())
+
+
+class JournalReader:
+    """Puts measurements together from the lines of a journal."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.by_id: dict[str, Measurement] = {}
+        self.run: dict | None = None  # the line of the run that has begun
+        self.events: list[dict] = []  # of its record
+
+    def take(self, event: dict) -> None:
+        """Takes the next line. Raises one of common.DAMAGE where it doesn't fit."""
+        match event["event"]:
+            case "study":
+                self.begin(event)
+            case "run":
+                self.run = event if event["id"] in self.by_id else None
+                self.events = []
+            case "ran" if self.run:
+                result = make_result(self.run, self.events, event)
+                self.by_id[self.run["id"]].add(result)
+                self.run = None
+            case _:
+                self.events.append(event)
+
+    def begin(self, event: dict) -> None:
+        """Begins a measurement, or continues the one with its id, which then comes last."""
+        measurement = Measurement(
+            **{name: event[name] for name in HEADER},
+            folder=self.folder,
+            plan=Plan.from_json(event["plan"]),
+        )
+        earlier = self.by_id.pop(measurement.id, None)
+        if earlier:
+            measurement.resume(earlier)
+        self.by_id[measurement.id], self.run = measurement, None
 
 
 def make_result(run: dict, events: list[dict], ran: dict) -> Result:
     """Returns the result that a run's lines tell. Raises ValueError."""
-    status = ran.get("outcome", "complete")
-    outcome = Outcome(Status(FORMER.get(status, status)), ran["error"] or "")
-    record = records.make_record(run["name"], events) if outcome.complete else None
+    outcome = Outcome(Status(ran["outcome"]), ran["error"] or "")
     return Result(
-        run["name"],
-        run["round"],
-        run["seed"],
-        run["source_sha256"],
-        ran["seconds"],
-        outcome,
-        record,
-        ran["matmul_rate"],
+        name=run["name"],
+        round=run["round"],
+        seed=run["seed"],
+        source_sha256=run["source_sha256"],
+        seconds=ran["seconds"],
+        outcome=outcome,
+        record=records.make_record(run["name"], events) if outcome.complete else None,
+        matmul_rate=ran["matmul_rate"],
     )
 
 
-def newest(measurements: list[Measured]) -> list[Measured]:
+def newest(measurements: list[Measurement]) -> list[Measurement]:
     """Returns of each kind the newest measurement that has figures, or else the newest that tells
     why there are none; in the order of their first ones."""
+    by_kind = {measurement.kind: measurement for measurement in measurements}
+    by_kind |= {measurement.kind: measurement for measurement in sorted(measurements, key=rank)}
+    return [measurement for measurement in by_kind.values() if rank(measurement)]
 
-    def rank(measured: Measured) -> int:
-        # That no run can run is a finding as well.
-        has_figures = any(result.outcome.complete for result in measured.results) or all(
-            run.error for run in measured.plan.runs
-        )
-        return 2 if has_figures else min(1, len(measured.results))
 
-    by_kind = {measured.kind: measured for measured in measurements}
-    by_kind |= {measured.kind: measured for measured in sorted(measurements, key=rank)}
-    return [measured for measured in by_kind.values() if rank(measured)]
+def rank(measurement: Measurement) -> int:
+    """Returns 2 with figures, 1 with other results, 0 with none. That no run can run is a finding
+    as well."""
+    if any(result.outcome.complete for result in measurement.results):
+        return 2
+    if all(run.error for run in measurement.plan.runs):
+        return 2
+    return 1 if measurement.results else 0
 
 
 def loose_records(folder: Path) -> list[Record]:

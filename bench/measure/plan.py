@@ -2,11 +2,17 @@
 
 import argparse
 import random
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Generator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bench.catalogue import Run, Scripts
 from bench.common import BUILD, sha256, write_whole
+
+if TYPE_CHECKING:
+    from bench.measure.journal import Measurement
+    from bench.measure.records import Record
 
 SEED = 123
 # Losses are compared after this many training tokens per process; 393,216 are one epoch of the full
@@ -27,7 +33,18 @@ class Job:
     round: int
     seed: int
 
-    key = property(lambda self: (self.run.name, self.round, self.seed))
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.run.name, self.round, self.seed
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How sizes grow from run to run. One that doesn't fit is no failure, and ends the growth: none
+    is tried after a run that failed or, by its estimated memory, wasn't tried."""
+
+    memory: float  # how many times the memory of the run before it a run takes, about
+    limit_gb: float | None = None  # a run that by this would take more isn't tried (None: no limit)
 
 
 @dataclass
@@ -41,15 +58,14 @@ class Plan:
     seed_noise: int = 0  # runs of the baseline that each round adds, with new seeds
     order: int | None = None  # the seed of the order of runs in each round (None: as they stand)
     full_length: bool = False  # every run is as long as its script alone, or has `tokens` in all
-    epochs: int | None = None  # of such a run (None: the script's own)
     cold_rounds: int = 1  # that compile again, so that their first step tells how long it takes
     first_seed: int = SEED
     new_seeds: bool = False  # round k has the seed first_seed + k - 1; else all have first_seed
     log_tokens: int | None = None  # from one log line to the next (None: lines where they matter)
-    targets: dict[str, float] = field(default_factory=dict)  # losses; the lowest ends a run
+    # Losses by what they are, in words; the lowest ends a run.
+    targets: dict[str, float] = field(default_factory=dict)
     min_steps: int = 1  # of every run, if its tokens are fewer
-    stop_at_oom: bool = False  # sizes grow until one doesn't fit, which is no failure
-    memory_limit_gb: float | None = None  # runs that by their growth would take more aren't tried
+    growth: Growth | None = None  # where sizes grow until one doesn't fit
     batches: dict[str, int] = field(default_factory=dict)  # in place of these batch sizes, to fit
 
     def seed_of(self, number: int) -> int:
@@ -59,34 +75,43 @@ class Plan:
     def jobs(self) -> list[Job]:
         """Returns what there is to run, in order, by `rounds`. Of two rounds the second one has the
         order of the first backwards, so that a machine that drifts hits all alike."""
-        jobs: list[Job] = []
-        for number in range(1, (self.rounds or 1) + 1):
-            first = self.first_seed + 1 + (number - 1) * self.seed_noise
-            seeds = [self.seed_of(number), *range(first, first + self.seed_noise)]
-            new = [
-                Job(run, number, seed)
-                for run in self.runs
-                if not run.error
-                for seed in (seeds if run is self.runs[0] else seeds[:1])
-            ]
-            if self.order is not None:
-                pair, backwards = divmod(number - 1, 2)
-                random.Random(f"{self.order} {1 + 2 * pair}").shuffle(new)
-                new = new[::-1] if backwards else new
-            jobs += new
+        rounds = range(1, (self.rounds or 1) + 1)
+        return [job for number in rounds for job in self.in_order(number, self.jobs_of(number))]
+
+    def jobs_of(self, number: int) -> list[Job]:
+        """Returns each run of a round, the baseline with further seeds, too."""
+        seed, further = self.seed_of(number), self.first_seed + 1 + (number - 1) * self.seed_noise
+        jobs = []
+        for run in self.runs:
+            if run.error:
+                continue
+            jobs.append(Job(run, number, seed))
+            if run is self.runs[0]:
+                seeds = range(further, further + self.seed_noise)
+                jobs += [Job(run, number, seed) for seed in seeds]
         return jobs
 
-    # Where losses are compared; None: at a run's end.
-    loss_tokens = property(lambda self: None if self.targets else self.tokens)
+    def in_order(self, number: int, jobs: list[Job]) -> list[Job]:
+        """Returns the jobs of round `number` in the order in which they run."""
+        if self.order is None:
+            return jobs
+        pair, is_second = divmod(number - 1, 2)
+        random.Random(f"{self.order} {1 + 2 * pair}").shuffle(jobs)
+        return jobs[::-1] if is_second else jobs
+
+    @property
+    def loss_tokens(self) -> int | None:
+        """Where losses are compared; None: at a run's end."""
+        return None if self.targets else self.tokens
 
     def as_json(self) -> dict:
         """Returns it for a journal, with the names of the scripts."""
-        plan, empty = asdict(self), asdict(Run("", ""))
+        plan, default = asdict(self), asdict(Run("", ""))
         plan["runs"] = [
             {
                 name: value.name if isinstance(value, Path) else value
                 for name, value in run.items()
-                if value != empty[name]
+                if value != default[name]
             }
             for run in plan["runs"]
         ]
@@ -97,8 +122,8 @@ class Plan:
         """Returns the plan of a journal. Raises one of common.DAMAGE for something else."""
         runs = [Run(**run) for run in plan["runs"]]
         runs = [run.replace(options=tuple(run.options)) for run in runs]
-        names = {field.name for field in fields(cls)}  # older journals have more
-        return cls(**{name: plan[name] for name in names & plan.keys()} | dict(runs=runs))
+        growth = Growth(**plan["growth"]) if plan["growth"] else None
+        return cls(**plan | dict(runs=runs, growth=growth))
 
 
 @dataclass
@@ -111,19 +136,43 @@ class Setup:
     results: Path
     args: argparse.Namespace  # the study's own options
     options: list[str] = field(default_factory=list)  # for every script
-    matmul_peak: dict = field(default_factory=dict)  # as Measured has it, where it is known
+    matmul_peak: dict = field(default_factory=dict)  # as Measurement has it, where it is known
     in_report: bool = False  # where a GPU's whole scripts are shorter
     batches: dict[str, int] = field(default_factory=dict)  # in place of published ones, to fit
     configurations: dict[tuple, dict] = field(default_factory=dict)  # see sizing.configurations
 
-    device = property(lambda self: self.machine["device"])
+    @property
+    def device(self) -> str:
+        return self.machine["device"]
 
     def script(self, run: Run) -> Path:
-        """The file of a run's script, written into a folder of build/ that its content names,
-        unless it is in place. Raises StackError, OSError, UserError."""
+        """Returns the file of a run's script, written into a folder of build/ that its content
+        names, unless it is in place. Raises StackError, OSError, UserError."""
         if isinstance(run.script, Path):
             return run.script
         text = self.scripts.text(run.script)
         path = BUILD / "scripts" / sha256(text)[:16] / f"{run.name}.py"
         write_whole(path, text)
         return path
+
+
+class Measurable(Protocol):
+    """What is asked here of a study, which bench.studies.Study explains."""
+
+    rounds: dict[str, int]
+    environment: dict[str, str]
+
+    @property
+    def name(self) -> str: ...
+
+    def plans(self, setup: Setup) -> "Generator[Plan, Measurement, None]": ...
+
+    def later(self, setup: Setup, plan: Plan) -> list[tuple[Plan, int]]: ...
+
+    def driver(self, setup: Setup, run: Run) -> list[Any]: ...
+
+    def cores(self, run: Run) -> int | None: ...
+
+    def collect(self, setup: Setup, folder: Path) -> None: ...
+
+    def summary(self, record: "Record", plan: Plan) -> str: ...

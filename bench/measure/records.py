@@ -12,8 +12,8 @@ Events of schema 3, in their order; GB are 1024³ bytes, null stands for what is
            attention_backend, reserved_gb, peak_reserved_gb; a killed run has none
 
 Variants add others, which aren't read here, and the study `gradients` its own
-(bench/measure/gradients.py). Where `start` has `rewritten_from`, the `seconds` may
-be means, and `end` has the `quartiles_tok_per_sec` of the steps.
+(bench/measure/gradients.py). In the oldest records, whose scripts timed no single steps, `seconds`
+are means and `end` has the `quartiles_tok_per_sec` of the steps.
 """
 
 import json
@@ -71,9 +71,14 @@ class Outcome:
     status: Status = Status.COMPLETE
     text: str = ""
 
-    complete = property(lambda self: self.status is Status.COMPLETE)
-    # Whether the run was tried, and left no figures.
-    failed = property(lambda self: self.status not in (Status.COMPLETE, Status.NOT_TRIED))
+    @property
+    def complete(self) -> bool:
+        return self.status is Status.COMPLETE
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run was tried, and left no figures."""
+        return self.status not in (Status.COMPLETE, Status.NOT_TRIED)
 
     def __str__(self) -> str:
         return f"failed: {self.text}" if self.failed else self.text
@@ -212,13 +217,15 @@ def read_events(path: Path) -> list[dict]:
 
 def make_record(name: str, events: list[dict]) -> Record:
     """Returns the record of events. Raises RecordError for those of more than one run."""
-    starts, logs, ends, gradients = (
-        [event for event in events if event["event"] == kind] for kind in (*FIELDS, "gradients")
-    )
     if not events:
         raise RecordError("it left no record")
+    by_kind: dict[str, list[dict]] = {}
+    for event in events:
+        by_kind.setdefault(event["event"], []).append(event)
+    starts, ends = by_kind.get("start", []), by_kind.get("end", [])
     if len(starts) != 1 or len(ends) > 1:
         raise RecordError("not a whole record")
     if starts[0]["schema"] != 3:
         raise RecordError(f"schema {starts[0]['schema']} is unknown")
-    return Record(name, starts[0], logs, ends[0] if ends else {}, gradients)
+    end = ends[0] if ends else {}
+    return Record(name, starts[0], by_kind.get("log", []), end, by_kind.get("gradients", []))

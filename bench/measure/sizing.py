@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import median
 
 from bench import processes
-from bench.catalogue import EPOCHS, Run
+from bench.catalogue import Run
 from bench.common import BOOK_TOKENS, has_option, tokens_in, trained_in
 from bench.measure.journal import Result
-from bench.measure.plan import Job, Plan, Setup
+from bench.measure.plan import Job, Measurable, Plan, Setup
 from bench.measure.records import comparison_point, tokens_per_step
 from gpt_speed.cards import A100_FLOPS
 from gpt_speed.common import UserError
@@ -41,7 +41,7 @@ FLOAT32_SHARE = 0.5  # of the peak of matmuls that training in float32 reaches, 
 UNKNOWN_SPEED = 20_000  # tok/sec, where nothing is known of the machine or the script
 GPT2 = dict(layers=12, width=768, vocab_size=50_257, context_length=1024)  # as it was published
 # The settings of a script that count here, None where it has no such setting.
-CONFIGURATION = "batch_size", "learning_rate", *GPT2
+CONFIGURATION = "batch_size", "learning_rate", "epochs", *GPT2
 
 
 @dataclass(frozen=True)
@@ -72,18 +72,12 @@ def configurations(runs: list[Run], setup: Setup) -> dict[str, dict]:
     """Returns the settings of each run that CONFIGURATION names, by its name. Each script's own
     parser judges the options, all in one child, which loads PyTorch. Raises UserError where one
     refuses them."""
-    for option in setup.options:
-        name = option.split("=")[0]
-        if name in OWN_OPTIONS:
-            raise UserError(f"{name} is set by measure.py itself, for every run alike", 2)
+    refuse_own_options(setup.options)
     options = ["--device", setup.device, *setup.options]
     requests = {run.name: (str(setup.script(run)), (*options, *run.options)) for run in runs}
-    if new := [request for request in requests.values() if request not in setup.configurations]:
-        one_rank = dict(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-        answers = processes.ask(  # for 02, as if torchrun had started it
-            "-m", "bench.measure.sizing", json.dumps(new), **one_rank
-        )
-        setup.configurations |= zip(new, json.loads(answers), strict=True)
+    new = [request for request in requests.values() if request not in setup.configurations]
+    if new:
+        setup.configurations |= zip(new, ask_scripts(new), strict=True)
     configs = {name: setup.configurations[request] for name, request in requests.items()}
     for name, config in configs.items():
         if "error" in config:
@@ -91,19 +85,40 @@ def configurations(runs: list[Run], setup: Setup) -> dict[str, dict]:
     return configs
 
 
+def refuse_own_options(options: list[str]) -> None:
+    """Raises UserError for an option behind -- that measure.py sets."""
+    for option in options:
+        name = option.split("=")[0]
+        if name in OWN_OPTIONS:
+            raise UserError(f"{name} is set by measure.py itself, for every run alike", 2)
+
+
+def ask_scripts(requests: list[tuple]) -> list[dict]:
+    """Returns what read_configurations does in a process of its own; for 02, as if torchrun had
+    started it. Raises UserError."""
+    one_rank = dict(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    answers = processes.ask("-m", "bench.measure.sizing", json.dumps(requests), **one_rank)
+    return json.loads(answers)
+
+
 def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
     """Returns the plan with other batch sizes than published. Raises UserError."""
-    if not batches or plan.stop_at_oom:
+    if not batches or plan.growth:
         return plan
     free = [
         run for run in plan.runs if not run.error and not has_option("--batch-size", run.options)
     ]
-    configs, runs = configurations(free, setup), []
-    for run in plan.runs:
-        batch = run in free and batches.get(str(configs[run.name]["batch_size"]))
-        options = (*run.options, "--batch-size", str(batch)) if batch else run.options
-        runs.append(run.replace(options=options))
+    configs = configurations(free, setup)
+    other = {run.name: batches.get(str(configs[run.name]["batch_size"])) for run in free}
+    runs = [with_batch(run, other.get(run.name)) for run in plan.runs]
     return replace(plan, runs=runs, batches=batches)
+
+
+def with_batch(run: Run, batch: int | None) -> Run:
+    """Returns the run at a batch size; for None as it is."""
+    if batch is None:
+        return run
+    return run.replace(options=(*run.options, "--batch-size", str(batch)))
 
 
 def lengths_of(
@@ -114,50 +129,51 @@ def lengths_of(
 ) -> dict[str, Length]:
     """Returns how long each run trains that has a configuration, by its name."""
     runs = [run for run in plan.runs if run.name in configs]
-    per_step = {run: tokens_per_step(configs[run.name], run.processes) for run in runs}
-    steps = {
-        run: max(plan.min_steps, math.ceil((plan.tokens or 0) * run.processes / per_step[run]))
-        for run in runs
-    }
-    if not plan.stop_at_oom:
+    steps = {run.name: steps_of(run, plan, configs[run.name]) for run in runs}
+    if not plan.growth:
         steps = dict.fromkeys(steps, max(steps.values(), default=0))
     lengths = {}
     for run in runs:
         config = configs[run.name]
-        tokens, options = (
-            whole_script(run, plan, setup, per_step[run])
-            if plan.full_length
-            else some_steps(run, plan, per_step[run], steps[run])
-        )
+        if plan.full_length:
+            tokens, options = whole_script(run, plan, setup, config)
+        else:
+            tokens, options = some_steps(run, plan, config, steps[run.name])
         speed = expected_speed(run, matmul_peak, setup.machine, config)
         lengths[run.name] = Length(options, START_SECONDS[setup.device] + tokens / speed)
     return lengths
 
 
-def some_steps(run: Run, plan: Plan, per_step: int, steps: int) -> tuple[int, tuple]:
+def steps_of(run: Run, plan: Plan, config: dict) -> int:
+    """Returns how many steps a run needs for the plan's tokens, or has at least."""
+    tokens = (plan.tokens or 0) * run.processes
+    return max(plan.min_steps, math.ceil(tokens / tokens_per_step(config, run.processes)))
+
+
+def some_steps(run: Run, plan: Plan, config: dict, steps: int) -> tuple[int, tuple]:
     """Returns the tokens and options of a run of at least so many steps, with a log line where
     losses are compared."""
-    compared_at = comparison_point(plan.tokens * run.processes, per_step)
+    per_step = tokens_per_step(config, run.processes)
+    compared_at = comparison_point((plan.tokens or 0) * run.processes, per_step)
     tokens = max(compared_at, steps * per_step)
     # Log lines come after 1, 1 + eval_freq, 1 + 2 * eval_freq ... steps.
     eval_freq = compared_at // per_step - 1 or tokens // per_step
     return tokens, ("--max-tokens", tokens, "--eval-freq", eval_freq, *WITHOUT_END)
 
 
-def whole_script(run: Run, plan: Plan, setup: Setup, per_step: int) -> tuple[int, tuple]:
+def whole_script(run: Run, plan: Plan, setup: Setup, config: dict) -> tuple[int, tuple]:
     """Returns the tokens, about, and the options of a run that is as long as its script, or has the
-    plan's tokens or epochs."""
-    tokens = (
-        DEMO_TOKENS
-        if setup.device == "cpu"
-        else ((plan.epochs or EPOCHS) * tokens_per_epoch(setup.data))
-    )
-    options: tuple = ("--epochs", plan.epochs) if plan.epochs else ()
+    plan's tokens."""
+    tokens = DEMO_TOKENS
+    options: tuple = ()
     if plan.tokens:
         tokens = plan.tokens * run.processes
-        options = ("--max-tokens", tokens)
+        options += ("--max-tokens", tokens)
+    elif setup.device == "cuda":
+        tokens = config["epochs"] * tokens_per_epoch(setup.data)
     if plan.log_tokens:
-        options += ("--eval-freq", max(1, plan.log_tokens // per_step))
+        log_steps = plan.log_tokens // tokens_per_step(config, run.processes)
+        options += ("--eval-freq", max(1, log_steps))
     if plan.targets:  # one of them, or the tokens, ends the run
         options += ("--target-loss", min(plan.targets.values()), *WITHOUT_END)
     return tokens, options
@@ -174,12 +190,13 @@ def expected_speed(run: Run, matmul_peak: dict, machine: dict, config: dict) -> 
     of matmuls in the type that is trained in, of which an A100 reaches the share that the published
     speed says, and float32 about half. Each GPU has that peak; the ranks of a CPU share it."""
     dtype, units = trained_in(machine), run.processes if machine["gpus"] else 1
-    share = (
-        FLOAT32_SHARE
-        if dtype == "float32"
-        else ((run.expected or 0) / run.processes * flops_per_token({}) / A100_FLOPS)
-    )
+    share = FLOAT32_SHARE if dtype == "float32" else share_of_a100(run)
     return units * share * matmul_peak.get(dtype, 0) / flops_per_token(config) or UNKNOWN_SPEED
+
+
+def share_of_a100(run: Run) -> float:
+    """Returns which share of an A100's peak the expected speed of a run is there."""
+    return (run.expected or 0) / run.processes * flops_per_token({}) / A100_FLOPS
 
 
 def flops_per_token(config: dict) -> int:
@@ -193,22 +210,23 @@ def seconds_left(
 ) -> float:
     """Returns the seconds of some jobs by the median time of each run's results; of a run without
     results, and of what comes `later`, by estimate, corrected by how far the others' were off."""
-    medians = {
-        name: median(result.seconds for result in results if result.name == name)
-        for name in {result.name for result in results}
-    }
-    correction = median(
-        [seconds / lengths[name].seconds for name, seconds in medians.items() if name in lengths]
-        or [1]
-    )
-    names = [job.run.name for job in jobs]
-    return correction * later + sum(
-        medians.get(name, correction * lengths[name].seconds) for name in names
-    )
+    seconds: dict[str, list[float]] = {}
+    for result in results:
+        seconds.setdefault(result.name, []).append(result.seconds)
+    medians = {name: median(values) for name, values in seconds.items()}
+    over_estimate = [
+        middle / lengths[name].seconds for name, middle in medians.items() if name in lengths
+    ]
+    correction = median(over_estimate or [1])
+    total = correction * later
+    for job in jobs:
+        name = job.run.name
+        total += medians[name] if name in medians else correction * lengths[name].seconds
+    return total
 
 
 def estimate_later(
-    study,
+    study: Measurable,
     setup: Setup,
     plan: Plan,
     rounds: int | None,
@@ -226,6 +244,7 @@ def estimate_later(
 
 
 def in_words(seconds: float) -> str:
+    """Writes seconds as "89 s", "2 min" or "2.0 h"."""
     if seconds >= 7200:
         return f"{seconds / 3600:.1f} h"
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

@@ -5,8 +5,7 @@ import shlex
 from collections.abc import Iterable
 
 from bench.analysis.rows import WIDE, Row, printed
-from bench.measure.journal import Measured
-from bench.measure.plan import Plan
+from bench.measure.journal import Measurement
 from bench.measure.records import Record
 from gpt_speed.common import counted, listed
 
@@ -15,7 +14,7 @@ WIDE_MARK = "†"
 WIDE_LEGEND = f"{WIDE_MARK}: the 95% interval's upper end is over {WIDE} times its lower one."
 
 
-def provenance(measured: Iterable[Measured]) -> str:
+def provenance(measured: Iterable[Measurement]) -> str:
     """Returns when, at which commits and with which PyTorch a page's figures were measured, from
     the first measurement to the last; "" without any."""
     ordered = sorted(measured, key=lambda measurement: measurement.time)
@@ -27,7 +26,7 @@ def provenance(measured: Iterable[Measured]) -> str:
     return f"Measured {when} with PyTorch {listed(versions)}."
 
 
-def moment_of(measured: Measured) -> str:
+def moment_of(measured: Measurement) -> str:
     """Returns the date and the commit of a measurement."""
     time, commit = measured.time, measured.commit
     date = f"{time[:4]}-{time[4:6]}-{time[6:8]}"
@@ -39,7 +38,7 @@ def one_reference(rows: list[Row]) -> bool:
     return all(row.factor == row.factor_baseline for row in printed(rows))
 
 
-def rounds_note(measured: Measured, rows: list[Row]) -> str:
+def rounds_note(measured: Measurement, rows: list[Row]) -> str:
     """Returns over how many rounds rows are compared, such as "4 rounds (2 planned, 2 added)"."""
     most = max((row.rounds for row in rows), default=0)
     rounds, details = compared_rounds(rows, most), []
@@ -56,7 +55,7 @@ def compared_rounds(rows: list[Row], most: int) -> int:
     return len(set.intersection(*map(set, rounds))) if rounds else most
 
 
-def machine_note(measured: Measured, rows: list[Row]) -> str:
+def machine_note(measured: Measurement, rows: list[Row]) -> str:
     """Returns on what was measured, and how: seeds, rounds, options, batch sizes, text, float32."""
     machine, batches = measured.machine, measured.plan.batches
     parts = [seeds_note(measured, rows), rounds_note(measured, rows)]
@@ -72,7 +71,7 @@ def machine_note(measured: Measured, rows: list[Row]) -> str:
     return note
 
 
-def seeds_note(measured: Measured, rows: list[Row]) -> str:
+def seeds_note(measured: Measurement, rows: list[Row]) -> str:
     """Returns which seeds the rounds had."""
     first = measured.plan.first_seed
     last = first + max((row.rounds for row in rows), default=0) - 1
@@ -125,19 +124,15 @@ def is_uncompiled(row: Row) -> bool:
     return row.record is not None and row.record.config.get("compile") is False
 
 
-def length_note(plan: Plan) -> str:
-    """Returns how long each run trained."""
-    if plan.tokens:
-        return f"{plan.tokens:,} tokens"
-    return counted(plan.epochs, "epoch") if plan.epochs else "The scripts' own length"
-
-
-def full_notes(measured: Measured, rows: list[Row]) -> list[str]:
-    """Returns what stands below a bench.report.tables.full_table."""
-    noise, peak = rows[0].seed_noise, peak_note(measured.peak)
+def full_notes(measured: Measurement, rows: list[Row], length: str | None = None) -> list[str]:
+    """Returns what stands below a bench.report.tables.full_table; `length`, if it isn't the
+    plan's, is that of a run."""
+    plan, noise, peak = measured.plan, rows[0].seed_noise, peak_note(measured.peak)
+    if not length:
+        length = f"{plan.tokens:,} tokens" if plan.tokens else "The scripts' own length"
     speedups = speedup_note(rows)
     if noise is not None:
         seeds = len(rows[0].losses_by_seed)
         speedups += f" Over {seeds} seeds the first row's losses vary by {noise:.4f}."
-    how = f"{machine_note(measured, rows)} {length_note(measured.plan)} per run. {peak}"
+    how = f"{machine_note(measured, rows)} {length} per run. {peak}"
     return [how, speedups]

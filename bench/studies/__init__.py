@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.analysis.training import Training
 from bench.catalogue import Run
-from bench.measure.journal import Measured
+from bench.measure.journal import Measurement
 from bench.measure.plan import STEPS, TOKENS, Plan, Setup
 from bench.measure.records import Record
 from bench.measure.run import failed
@@ -36,7 +36,7 @@ class Study(Subcommand):
         self.options(parser)
         return vars(parser.parse_args(line.split()))
 
-    def plans(self, setup: Setup) -> Generator[Plan, Measured, None]:
+    def plans(self, setup: Setup) -> Generator[Plan, Measurement, None]:
         """Yields what to measure. A plan that was measured comes back with its results, on which
         the next one may depend. Raises UserError, StackError."""
         raise NotImplementedError
@@ -59,11 +59,15 @@ class Study(Subcommand):
         and that program's arguments; none where the script is started itself."""
         return []
 
+    def cores(self, run: Run) -> int | None:
+        """Returns how many of a CPU's cores a run may use; None: all."""
+        return None
+
     def collect(self, setup: Setup, folder: Path) -> None:
         """Takes what a run has left in `folder` next to its record. Raises ValueError where it
         isn't there."""
 
-    def failed(self, measured: Measured) -> bool:
+    def failed(self, measured: Measurement) -> bool:
         """Returns whether a run failed that should not: then measure.py exits with 1."""
         return failed(measured)
 
@@ -72,19 +76,19 @@ class Study(Subcommand):
         loss = fmt(record.val_loss_after(plan.loss_tokens), ".3f") or "n/a"
         return f"{Training(record).tok_per_sec:,.0f} tok/sec, val loss {loss}"
 
-    def tables(self, measured: Measured, rows: list) -> list[Table]:
+    def tables(self, measured: Measurement, rows: list) -> list[Table]:
         """Returns what a report shows of a plan that was measured."""
         return [full_table(rows)]
 
-    def notes(self, measured: Measured, rows: list) -> list[str]:
+    def notes(self, measured: Measurement, rows: list) -> list[str]:
         """Returns the paragraphs below its tables."""
         return full_notes(measured, rows)
 
-    def excerpts(self, measured: Measured, rows: list) -> dict[str, list[Table]]:
+    def excerpts(self, measured: Measurement, rows: list) -> dict[str, list[Table]]:
         """Returns the tables that a marker `<!-- NAME: ... -->` in a page asks for, by NAME."""
         return {picture_name(self.name, measured.kind): self.tables(measured, rows)}
 
-    def picture(self, measured: Measured, rows: list):
+    def picture(self, measured: Measurement, rows: list):
         """Returns a matplotlib figure of a plan that was measured; None: it has no picture."""
 
 

@@ -51,7 +51,7 @@ class Scaling(Study):
         most, unit = (gpus, "GPUs") if gpus else (setup.machine["threads"], "cores")
         largest = max((size for size in sizes if size <= most), default=1)
         cores = None if gpus else max(1, most // largest)  # of each process
-        base = setup.scripts.stage("01").replace(published=None, cores=cores)
+        base = setup.scripts.stage("01").replace(published=None, facts=dict(cores=cores))
         ddp = setup.scripts.stage("02").replace(published=None, compared_to=base.name)
         yield Plan(
             [
@@ -61,7 +61,7 @@ class Scaling(Study):
                         name=f"{ddp.name}-{size}",
                         label=f"02, {size} process{'es' if size > 1 else ''}",
                         processes=size,
-                        cores=cores and cores * size,
+                        facts=dict(cores=cores and cores * size),
                         error=f"needs {size} {unit}" if size > most else None,
                     )
                     for size in sizes
@@ -69,6 +69,9 @@ class Scaling(Study):
             ],
             **self.length(setup),
         )
+
+    def cores(self, run):
+        return run.facts["cores"]
 
     def tables(self, measured, rows):
         return [

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from bench.analysis.rows import Row, rows_of
 from bench.catalogue import Run
 from bench.common import relative
-from bench.measure.journal import Measured, journal_of, newest, read_journal
+from bench.measure.journal import Measurement, journal_of, newest, read_journal
 from bench.measure.plan import Plan, Setup
 from bench.measure.sizing import configurations, tokens_per_epoch
 from bench.report.notes import machine_note
@@ -28,6 +28,7 @@ TUNING: dict = dict(first_seed=1, cold_rounds=0)
 # The parts of a search: {divisor of an epoch: how many settings train so long}.
 # An eighth of the book's would be 0.2 seconds on a GPU, seven steps, which tell nothing.
 HALVING = {"cuda": {2: 8, 1: 1}, "cpu": {8: 8, 2: 2, 1: 1}}
+TARGET = "the lowest validation loss of 00 in one epoch of the text, at its best settings"
 LIMIT = 2  # epochs without the target, after which a run is ended
 LOG_TOKENS = {"cuda": 40_960, "cpu": 16_384}  # from one log line to the next
 LOWEST_LOSS = Column("lowest val loss", lambda row: row.error or fmt(row.lowest_val_loss, ".4f"))
@@ -54,7 +55,7 @@ class Point(NamedTuple):
             name=f"{run.name}-batch-{self.batch}-rate-{self.rate:g}",
             published=None,
             label=f"{run.label}, batch {self.batch}, rate {self.rate:g}",
-            **self._asdict(),
+            facts=self._asdict(),
             compared_to=None,
             options=(
                 *run.options,
@@ -67,7 +68,7 @@ class Point(NamedTuple):
 
 
 def point_of(row: Row) -> Point:
-    return Point(row.run.stage, row.run.batch, row.run.rate)
+    return Point(**row.run.facts)
 
 
 def default_point(setup: Setup) -> Point:
@@ -81,14 +82,14 @@ def default_point(setup: Setup) -> Point:
 def loss_in_equal_time(row: Row) -> float:
     """Returns the loss after as many seconds as the fastest settings of the row's script took
     for all of their tokens; infinity where the run failed."""
-    alike = [other for other in row.rows.values() if other.run.stage == row.run.stage]
+    alike = [other for other in row.rows.values() if point_of(other).stage == point_of(row).stage]
     times = [training.train_seconds for other in alike for training in other.trainings]
     return math.inf if row.error else row.loss_at(min(times, default=0)) or math.inf
 
 
 def ranked(rows: list[Row], stage: str) -> list[Point]:
     """Returns the settings of a script that were tried, the best first, failed ones last."""
-    own = [row for row in rows if row.run.stage == stage]
+    own = [row for row in rows if point_of(row).stage == stage]
     return [point_of(row) for row in sorted(own, key=loss_in_equal_time)]
 
 
@@ -124,7 +125,7 @@ def explore(
     stages: tuple[str, ...],
     divisor: int,
     count: int,
-) -> Generator[Plan, Measured, list[Row]]:
+) -> Generator[Plan, Measurement, list[Row]]:
     """Yields plans until `count` settings of each script were tried: from 00's own on, those
     around the best. Returns the rows. 00 goes first: for the others its best settings are a
     better start than the published ones."""
@@ -153,7 +154,7 @@ def read_search(setup: Setup) -> tuple[list[Point], dict]:
             f"{relative(path)} was measured {different}: search again, or use another --results-dir"
         )
     points = [point_of(row) for row in rows if not row.error]
-    targets = dict(epoch=rows[0].lowest_val_loss)
+    targets = {TARGET: rows[0].lowest_val_loss}
     return points, dict(targets=targets, tokens=LIMIT * last.plan.tokens)
 
 
@@ -181,14 +182,11 @@ class Search(Study):
     def stages(self, setup: Setup) -> tuple[str, ...]:
         """Returns 00, 01 and the variants asked for. Raises UserError for wrong ones."""
         names = filter(None, map(str.strip, (setup.args.names or "").split(",")))
-        runs = [
-            setup.scripts.find(name, setup.machine).replace(stage=name)
-            for name in ("00", "01", *names)
-        ]
-        for run in runs:
-            if run.error:
-                raise UserError(f"{run.stage}: {run.error}")
-        return tuple(dict.fromkeys(run.stage for run in runs))
+        stages = tuple(dict.fromkeys(["00", "01", *names]))
+        for stage in stages:
+            if error := setup.scripts.find(stage, setup.machine).error:
+                raise UserError(f"{stage}: {error}")
+        return stages
 
     def plans(self, setup):
         stages, (first, *others) = self.stages(setup), HALVING[setup.device].items()
@@ -200,7 +198,7 @@ class Search(Study):
     def later(self, setup, plan):
         """Returns (a plan of one run, how many settings are left to try so) for each script, in
         this part and those after it."""
-        tried = Counter((plan.kind, run.stage) for run in plan.runs)
+        tried = Counter((plan.kind, run.facts["stage"]) for run in plan.runs)
         start, stages, plans = default_point(setup), self.stages(setup), []
         for divisor, count in HALVING[setup.device].items():
             for stage in stages:
@@ -210,9 +208,7 @@ class Search(Study):
         return plans
 
     def tables(self, measured, rows):
-        kind, _, divisor = measured.kind.partition("-")
-        if kind != "epoch":  # of an earlier form of the search
-            return [Table([RUN, SPEED, LOWEST_LOSS], rows)]
+        _, _, divisor = measured.kind.partition("-")
         caption = (
             f"{f'1/{divisor}' if divisor else 'All'} of an epoch. Loss in equal time: at the"
             " moment when the script's fastest setting had finished; the settings best"
@@ -224,9 +220,9 @@ class Search(Study):
     def notes(self, measured, rows):
         notes = [machine_note(measured, rows), "Medians over the seeds; without compile time."]
         if measured.kind == "epoch":
+            points = [point_of(row) for row in rows if not row.error]
             notes += [
-                f"{row.run.stage}: --batch-size {row.run.batch} --learning-rate {row.run.rate:g}"
-                for row in rows
-                if not row.error
+                f"{point.stage}: --batch-size {point.batch} --learning-rate {point.rate:g}"
+                for point in points
             ]
         return notes

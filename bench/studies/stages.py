@@ -7,11 +7,11 @@ from textwrap import fill
 from bench.analysis.rows import Row, rows_of
 from bench.catalogue import EPOCHS, FLOAT16, STAGES, Run, in_float16, published, published_source
 from bench.common import ROOT
-from bench.measure.journal import Measured, Result, journal_of, loose_records, read_journal
+from bench.measure.journal import Measurement, Result, journal_of, loose_records, read_journal
 from bench.measure.plan import SEED, Plan, Setup
 from bench.measure.records import COMPLETE, Record
 from bench.predict.batches import batches_that_fit
-from bench.report.notes import float32_reason
+from bench.report.notes import float32_reason, full_notes
 from bench.report.pictures import COLOURS, draw_bars, rows_of_panels, shorten
 from bench.report.tables import spread
 from bench.studies import Study
@@ -51,9 +51,15 @@ class Stages(Study):
         runs = [run_of(stage, setup) for stage in STAGES]
         runs[1:] = [run.replace(compared_to=before.name) for before, run in pairwise(runs)]
         tokens, epochs = setup.args.max_tokens, setup.args.epochs
-        if setup.in_report and setup.machine["gpus"] and not tokens:
+        if setup.in_report and setup.machine["gpus"]:
             epochs = EPOCHS_IN_REPORT
-        yield Plan(runs, full_length=True, tokens=tokens, epochs=epochs)
+        if epochs and not tokens:
+            runs = [run.replace(options=("--epochs", str(epochs))) for run in runs]
+        yield Plan(runs, full_length=True, tokens=tokens)
+
+    def notes(self, measured, rows):
+        epochs = epochs_of(measured.plan.runs[0])
+        return full_notes(measured, rows, counted(epochs, "epoch") if epochs else None)
 
     def excerpts(self, measured, rows):
         return {"stages": [scripts_table(latest_runs(measured.folder))]}
@@ -69,7 +75,13 @@ def run_of(stage: str, setup: Setup) -> Run:
     return run.replace(script=ROOT / STAGES[stage]) if run.script == stage else run
 
 
-def latest_runs(folder: Path) -> list[Measured]:
+def epochs_of(run: Run) -> int | None:
+    """Returns how many epochs a run's options ask for; None where that is left to its script."""
+    words = list(run.options)
+    return int(words[words.index("--epochs") + 1]) if "--epochs" in words else None
+
+
+def latest_runs(folder: Path) -> list[Measurement]:
     """Returns the latest complete run of each script, those of one setting as one measurement, and
     prints how many runs did not complete."""
     complete, incomplete = records_in(folder)
@@ -93,7 +105,7 @@ def records_in(folder: Path) -> tuple[list[Record], int]:
     return complete, without_record + len(records) - len(complete)
 
 
-def latest_by_setting(records: list[Record]) -> list[Measured]:
+def latest_by_setting(records: list[Record]) -> list[Measurement]:
     """Groups records by device, model, context length and text, and returns the latest of each
     script in each group."""
     groups: dict[tuple, dict[str, Record]] = {}
@@ -108,7 +120,7 @@ def tokens_of(record: Record) -> int:
     return record.logs[-1]["tokens"] if record.logs else 0
 
 
-def published_runs() -> Measured:
+def published_runs() -> Measurement:
     """Returns the published figures as a measurement. Raises UserError, StackError."""
     source, figures, records = published_source(), published(), {}
     for stage, script in STAGES.items():
@@ -128,7 +140,7 @@ def published_runs() -> Measured:
     return measured_from(records)
 
 
-def measured_from(records: dict[str, Record]) -> Measured:
+def measured_from(records: dict[str, Record]) -> Measurement:
     """Returns one record of each script as a measurement, in which each is compared to 00. Where
     they differ in length, and losses can't be compared, their labels have the tokens."""
     tokens = [tokens_of(record) for record in records.values()]
@@ -144,7 +156,7 @@ def measured_from(records: dict[str, Record]) -> Measured:
             )
         )
         results.append(Result(stage, 1, SEED, None, 0, COMPLETE, record))
-    return Measured(
+    return Measurement(
         id="",
         study="stages",
         kind="",
@@ -178,7 +190,7 @@ def setting_of(row: Row) -> str:
     return f"{config['model']} / {config['context_length']:,}" + (f", {text}" if text else "")
 
 
-def scripts_table(groups: list[Measured]) -> Table:
+def scripts_table(groups: list[Measurement]) -> Table:
     """Returns a row for each script of each group; without any, those of the published figures."""
 
     def quartiles(row: Row) -> str:
@@ -205,7 +217,7 @@ def scripts_table(groups: list[Measured]) -> Table:
     )
 
 
-def draw_scripts(groups: list[Measured]):
+def draw_scripts(groups: list[Measurement]):
     """Draws bars of tok/sec and of reserved memory, the published ones last; every group has scales
     of its own."""
     tables = [rows_of(measured) for measured in (*groups, published_runs())]

@@ -5,7 +5,7 @@ from itertools import chain, pairwise
 from bench.analysis.rows import Row
 from bench.catalogue import Run
 from bench.common import has_option
-from bench.measure.plan import TOKENS, Plan
+from bench.measure.plan import TOKENS, Growth, Plan
 from bench.measure.records import Status
 from bench.report.notes import machine_note, peak_note
 from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR
@@ -41,13 +41,12 @@ class Sweep(Study):
         for name in sizes[0]:
             if has_option(OPTION[name], setup.options):
                 raise UserError(f"{OPTION[name]} is set by the sweep itself", 2)
-        script = setup.scripts.stage("01").replace(published=None, memory_growth=GROWTH[what])
+        script = setup.scripts.stage("01").replace(published=None)
         runs = [run_of(script, size) for size in sizes]
-        runs[1:] = [run.replace(requires=before.name) for before, run in pairwise(runs)]
         ram = setup.machine["ram_gb"] if device == "cpu" else None
         length = self.length(setup) | dict(min_steps=MIN_STEPS[device])
         yield Plan(
-            runs, what, cold_rounds=0, stop_at_oom=True, memory_limit_gb=ram and ram / 2, **length
+            runs, what, cold_rounds=0, growth=Growth(GROWTH[what], ram and ram / 2), **length
         )
 
     def tables(self, measured, rows):

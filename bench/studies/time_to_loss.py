@@ -7,7 +7,7 @@ from textwrap import fill
 
 from bench.analysis.rows import Row, difference, rows_of
 from bench.catalogue import EPOCHS, Run
-from bench.measure.journal import Measured
+from bench.measure.journal import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.measure.sizing import DEMO_TOKENS, tokens_per_epoch
 from bench.report.notes import machine_note
@@ -17,11 +17,7 @@ from bench.studies import Study, search
 from gpt_speed.common import UserError
 from gpt_speed.tables import Column, Table, fmt, num_col, text_col
 
-TARGETS = {  # what they are; "best" was of an earlier search
-    "published": "the lowest validation loss of 00 in its default run",
-    "best": "the lowest validation loss of 00 at its best learning rate",
-    "epoch": "the lowest validation loss of 00 in one epoch of the text, at its best settings",
-}
+TARGET = "the lowest validation loss of 00 in its default run"
 LIMIT = 3  # a run of so many times the tokens of 00's default run hasn't reached the target
 LOG_TOKENS = {"cuda": 40_960, "cpu": 4_096}  # from one log line to the next, of such runs
 COLD_ROUNDS = 2  # later ones tell how long a second start takes
@@ -75,7 +71,7 @@ class TimeToLoss(Study):
             kind, log_tokens = "variants" if args.names else "", LOG_TOKENS[setup.device]
         yield search.plan_of(runs, kind, log_tokens=log_tokens, cold_rounds=COLD_ROUNDS, **length)
 
-    def target(self, setup: Setup, base: Run) -> Generator[Plan, Measured, dict]:
+    def target(self, setup: Setup, base: Run) -> Generator[Plan, Measurement, dict]:
         """Yields the plan of 00's default run. Returns the loss that it comes to as the target, and
         the length of runs to it, as fields of Plan. Raises UserError where it failed."""
         log_tokens, tokens = LOG_TOKENS[setup.device], setup.args.max_tokens
@@ -86,7 +82,7 @@ class TimeToLoss(Study):
         if not row.record or row.lowest_val_loss is None:
             raise UserError(f"there is no target, since 00's default run failed: {row.error}")
         return dict(
-            targets=dict(published=row.lowest_val_loss),
+            targets={TARGET: row.lowest_val_loss},
             tokens=LIMIT * row.record.logs[-1]["tokens"],
         )
 
@@ -113,10 +109,10 @@ class TimeToLoss(Study):
             Table(
                 time_columns(target, rows),
                 rows,
-                f"Target {target:.4f}, {TARGETS[name]}:",
+                f"Target {target:.4f}, {what}:",
                 every_column=True,
             )
-            for name, target in measured.plan.targets.items()
+            for what, target in measured.plan.targets.items()
         ]
 
     def notes(self, measured, rows):
