@@ -262,7 +262,8 @@ RIGHT_GRADIENTS = dict(
 
 
 class Children:
-    """In place of the children of bench.measure.run: each leaves a made-up record in no time.
+    """In place of the children that bench.measure.child starts: each leaves a made-up record in no
+    time.
 
     `does` tells by a run's name what its child does instead: a dict for record_events, or a
     function of the command and the environment that does as children.run_child. A signal ends

@@ -349,6 +349,7 @@ def test_one_measurement_at_a_time(tmp_path, monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the environment of processes")
 def test_what_a_killed_measurement_has_left_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr("bench.common.BUILD", tmp_path / "build")
+    monkeypatch.setattr("bench.measure.journal.PATIENCE", 0.5)
     monkeypatch.setattr(children, "HOME", tmp_path)
     sleep = subprocess.Popen(
         ["sleep", "300"], env=os.environ | dict(GPT_SPEED_MARKS=f"{children.clone_mark()} x")

@@ -323,7 +323,7 @@ def test_a_wide_interval(rows):
 
 
 def test_times_to_a_target(rows):
-    """Rounds that reach 8.5 after 3,328 tokens, after 4,096, and never; see test_records.py."""
+    """Rounds that reach 8.5 after 3,328 tokens, after 4,096, and never."""
     runs = [
         dict(name="a"),
         dict(name="a", round=2, loss=8.5, speed=200.0, steps=4),

@@ -19,6 +19,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ FIELDS = records.FIELDS | {
     "run": dict(id=str, name=str, round=int, seed=int, source_sha256=str),
     "ran": dict(seconds=NUMBER, outcome=str, error=str | None, matmul_rate=NUMBER | None),
 }
+PATIENCE = 30  # seconds: torchrun gives its ranks as many
 # What besides its script makes a run's results those of another one.
 how_it_runs = attrgetter("options", "processes", "torchrun", "facts")
 
@@ -341,6 +343,15 @@ def locked(folder: Path, refusal: str = "") -> Iterator[None]:
         raise UserError(refusal or f"another measurement is running in {relative(folder)}")
 
 
+def left_over() -> list[int]:
+    """Returns what an earlier start has left and still runs after PATIENCE seconds, in which what
+    was killed a moment ago comes to its end."""
+    end = time.monotonic() + PATIENCE
+    while (left := children.still_running()) and time.monotonic() < end:
+        time.sleep(0.2)
+    return left
+
+
 @contextmanager
 def measuring(results: Path) -> Iterator[None]:
     """Locks a folder of results, and all of this clone's measurements, in other folders too: two at
@@ -348,7 +359,7 @@ def measuring(results: Path) -> Iterator[None]:
     UserError where another one runs, or is killed but still has processes; OSError."""
     refusal = "another measurement of this clone is running: two at once would distort each other"
     with locked(results), locked(common.BUILD, refusal):
-        if left := children.still_running():
+        if left := left_over():
             raise UserError(
                 "what another start of measure.py has started still runs, and would"
                 f" distort this one: process {listed(map(str, left))}"
