@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -185,7 +186,7 @@ def test_resume_knows_how_a_run_ran_that_was_left_out_since(place):
 
     def on(cores: int, *names: str):
         plan = place.plan(*names)
-        plan.runs = [one.replace(cores=cores) for one in plan.runs]
+        plan.runs = [one.replace(facts=dict(cores=cores)) for one in plan.runs]
         return plan
 
     assert len(place.run(on(1, "a", "b"))) == 2
@@ -796,7 +797,8 @@ def test_a_signal_while_a_child_starts(monkeypatch):
 
     def starts(*args, **how):
         started.append(start(*args, **how))
-        os.kill(os.getpid(), signal.SIGTERM)
+        # To this thread: another one, as pytest-xdist has, doesn't hold signals.
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         return started[0]
 
     monkeypatch.setattr(subprocess, "Popen", starts)
