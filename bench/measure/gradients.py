@@ -24,7 +24,6 @@ import argparse
 import importlib.util
 import json
 import os
-import shutil
 import sys
 import tempfile
 import zlib
@@ -35,6 +34,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+import torch._inductor.config
 import torch.distributed as dist
 from torch.distributed.tensor import distribute_tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -47,6 +47,8 @@ STEPS = 2  # of a run; the second one has another batch, so that nothing of the 
 JITTERS, JITTER = 8, 1e-6  # weights so near each other that the loss differs by its rounding alone
 CHANGE = 4e-3  # of the loss by a step of a numeric derivative, in nats, about
 LARGEST_STEP = 0.3  # relative to the tensor's size
+STEP_SIZES = 3  # that are tried, each a quarter of the one before
+CERTAIN = 0.005  # how uncertain a derivative may be, relative to the usual one, to try no more
 TINY = 1e-30  # in place of a norm of 0
 # By the device: a small model, whose loss takes two chunks, the second one shorter; or layers of
 # GPT-2's own size, and more than 16,384 tokens, since some of a GPU's kernels are only made for
@@ -126,6 +128,9 @@ class TrainingRun:
         def start(model, data, config, run, now):
             self.model = model
             self.weights = starting_weights(model, self.given)
+            if self.ranks > 1:  # each made weights of its own
+                dist.broadcast_object_list(shared := [self.weights])
+                (self.weights,) = shared
             config.max_steps = STEPS
             train(model, data, config, run, self.between_steps(now))
 
@@ -271,7 +276,9 @@ def derivatives_of(run: TrainingRun) -> dict:
         for number in range(DIRECTIONS):
             direction = size * torch.randn(value.shape, generator=seeded(f"{name} {number}"))
             by_autograd = (gradient * direction).sum().item()
-            directions[name].append([*derivative(run, name, direction, step, noise), by_autograd])
+            steps = [step / 4**shorter for shorter in range(STEP_SIZES)]
+            numeric = most_certain(run, {name: direction}, steps, noise, CERTAIN * slope)
+            directions[name].append([*numeric, by_autograd])
     return dict(event="gradients", comparison="dropout", directions=directions, loss_noise=noise)
 
 
@@ -292,20 +299,41 @@ def noise_of(run: TrainingRun) -> float:
     return max(np.std(losses, ddof=1), np.spacing(np.float32(losses[0])) / 12**0.5).item()
 
 
+def most_certain(
+    run: TrainingRun,
+    direction: dict[str, torch.Tensor],
+    steps: list[float],
+    noise: float,
+    enough: float,
+) -> tuple[float, float]:
+    """Returns a derivative along a direction, and its uncertainty, by the first of these steps with
+    which it is certain enough, or by the best of them."""
+    attempts = []
+    for step in steps:
+        attempts.append(derivative(run, direction, step, noise))
+        if attempts[-1][1] <= enough:
+            break
+    return min(attempts, key=lambda attempt: attempt[1])
+
+
 def derivative(
-    run: TrainingRun, name: str, direction: torch.Tensor, step: float, noise: float
+    run: TrainingRun, direction: dict[str, torch.Tensor], step: float, noise: float
 ) -> tuple[float, float]:
     """Returns a derivative along a direction, and its uncertainty. Central differences at three
     distances are extrapolated in pairs (Richardson); the nearer pair counts, and how far the other
     one is from it is the uncertainty, together with that by the loss's rounding."""
     wide, middle, near = (
-        (run.loss_at({name: h * direction}) - run.loss_at({name: -h * direction})) / (2 * h)
+        (loss_towards(run, direction, h) - loss_towards(run, direction, -h)) / (2 * h)
         for h in (step, step / 2, step / 4)
     )
     outer, inner = (4 * middle - wide) / 3, (4 * near - middle) / 3
     # Of the inner one, whose four losses weigh 4/3, 4/3, 1/6 and 1/6 over half a step.
     rounding = noise / (step / 2) * (2 * (4 / 3) ** 2 + 2 * (1 / 6) ** 2) ** 0.5
     return inner, rounding + abs(inner - outer)
+
+
+def loss_towards(run: TrainingRun, direction: dict[str, torch.Tensor], distance: float) -> float:
+    return run.loss_at({name: distance * part for name, part in direction.items()})
 
 
 def load(path: str, name: str) -> ModuleType:
@@ -326,6 +354,7 @@ class Check:
         self.script = load(args.script, "script")
         self.device, _, _ = args.device.partition(":")
         self.runs = 0
+        self.record: Path | None = None  # of the last run that came to its end
 
     def events(self) -> list[dict]:
         """Returns the comparisons; the last run leaves its record in the folder."""
@@ -334,7 +363,9 @@ class Check:
         plain = self.run("--dropout", "0", *self.no_compile, given=given)
         events = self.against("uncompiled to reference", plain, reference)
         if self.compiles:
-            compiled = self.run("--dropout", "0", given=plain.weights)
+            # Random numbers, as of sampled classes, have to be those of the uncompiled script.
+            with mock.patch.object(torch._inductor.config, "fallback_random", True):
+                compiled = self.run("--dropout", "0", given=plain.weights)
             events.append(compared("compiled to uncompiled", compiled.gradients, plain.gradients))
             events += self.against("compiled to reference", compiled, reference)
         if self.args.dropout:
@@ -363,19 +394,19 @@ class Check:
         return run
 
     def run(self, *options: str, given: dict | None, derivatives: bool = False) -> TrainingRun:
-        """Returns a run of the script; the folder then has the record of this one alone."""
-        records = self.folder / "records"
-        shutil.rmtree(records, ignore_errors=True)
+        """Returns a run of the script, whose record is then `record`."""
         self.runs += 1  # each has folders of its own, where the options name any
         scratch = str(self.args.results_dir.parent)
         own = [word.replace(scratch, f"{self.folder}/{self.runs}") for word in self.args.options]
         run = TrainingRun(self.script, self.sizes, given)
         run.wants_derivatives = derivatives
         sizes = self.size_options(1)
+        records = self.folder / f"records-{self.runs}"
         log = ["--eval-freq", str(10**6), "--results-dir", str(records)]
         run.train([*own, "--device", self.args.device, *sizes, *options, *log])
         if derivatives and not run.derivatives:
             raise RuntimeError(f"the script made {run.steps} steps in place of {STEPS}")
+        self.record = next(records.glob("*.jsonl"), None)  # rank 0 alone writes one
         return run
 
     @property
@@ -474,15 +505,16 @@ def main() -> None:
     args = parse()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        check = Check(args, folder)
         try:
-            events = worst_of_ranks(Check(args, folder).events())
+            events = worst_of_ranks(check.events())
         except Refused as reason:
             sys.exit(f"error: {reason}")
-        if RANK == 0:
-            record = next((folder / "records").glob("*.jsonl"))
+        if check.record:
             args.results_dir.mkdir(parents=True, exist_ok=True)
             lines = "".join(json.dumps(event) + "\n" for event in events)
-            (args.results_dir / record.name).write_text(record.read_text() + lines)
+            record = args.results_dir / check.record.name
+            record.write_text(check.record.read_text() + lines)
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -65,6 +65,7 @@ class Gradients(Study):
         )
 
     def tables(self, measured, rows):
+        rows = [row for row in rows if row.record or row.error]
         verdicts = {
             row.run.name: verdict_of(row.record) if row.record else Verdict() for row in rows
         }
@@ -94,10 +95,13 @@ class Gradients(Study):
 
     def notes(self, measured, rows):
         machine = measured.machine
+        left = [row.label for row in rows if not (row.record or row.error)]
+        unfinished = [f"Not checked yet: {', '.join(left)}."] if left else []
         return [
+            *unfinished,
             f"{machine['name']}, PyTorch {machine['torch']}. Each figure is that of the worst"
             " tensor, relative to its gradient's norm. The reference of 01 is 00, of 02 and the"
-            " variants that train the same model it is 01; both uncompiled, in float32."
+            " variants that train the same model it is 01; both uncompiled, in float32.",
         ]
 
 
@@ -186,6 +190,6 @@ def unchecked_dropout(run: Run) -> str | None:
 def reference_of(setup: Setup, run: Run) -> Path | None:
     """Returns the file of the script that has the same gradients; None where none has, since it is
     the first, or trains another model."""
-    if run.stage == "00" or run.loss == "changes":
+    if run.stage == "00" or run.loss == "changes" and run.stage != "02":
         return None
     return setup.script(setup.scripts.stage("00" if run.stage == "01" else "01"))
