@@ -64,6 +64,9 @@ def difference(one: dict, other: dict) -> str | None:
     for name in ("name", "device", "gpus", "torch", *of_a_cpu):
         if one.get(name) != other.get(name):
             return f"{name}: {one.get(name)}, here: {other.get(name)}"
+    cores = one.get("cores"), other.get("cores")
+    if of_a_cpu and None not in cores and cores[0] != cores[1]:  # older journals don't tell
+        return f"cores: {cores[0]}, here: {cores[1]}"
     if trained_in(one) != trained_in(other):
         return f"dtype: {trained_in(one)}, here: {trained_in(other)}"
     return None

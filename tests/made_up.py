@@ -30,6 +30,7 @@ MACHINE = dict(
     python="3.11",
     os="Linux x86_64",
     threads=2,
+    cores=2,
     cpu="Some CPU",
     driver="570",
     capability="8.0",

@@ -233,6 +233,7 @@ def test_nothing_multiplies_in_bfloat16_unless_asked(monkeypatch):
     ("change", "gpu_too"),
     [
         (dict(threads=64), False),
+        (dict(cores=1), False),
         (dict(cpu="Some CPU (family 26, model 2)"), False),
         (dict(torch="2.0"), True),
         (dict(gpus=8), True),
@@ -245,6 +246,7 @@ def test_what_makes_another_machine(change, gpu_too):
     a GPU the host is another matter."""
     assert same_machine(CPU, CPU | dict(python="3.13"))
     assert not same_machine(CPU, CPU | change)
+    assert same_machine(CPU, {name: CPU[name] for name in CPU if name != "cores"})  # older
     assert same_machine(MACHINE, MACHINE | change) is not gpu_too
 
 

@@ -347,6 +347,13 @@ def test_one_measurement_at_a_time(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the environment of processes")
+def test_the_folder_of_the_lock_may_have_the_results(tmp_path, monkeypatch):
+    monkeypatch.setattr("bench.common.BUILD", tmp_path / "build")
+    monkeypatch.setattr(children, "HOME", tmp_path)
+    with measuring(tmp_path / "build"):
+        pass
+
+
 def test_what_a_killed_measurement_has_left_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr("bench.common.BUILD", tmp_path / "build")
     monkeypatch.setattr("bench.measure.journal.PATIENCE", 0.5)

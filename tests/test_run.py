@@ -196,6 +196,23 @@ def test_resume_knows_how_a_run_ran_that_was_left_out_since(place):
     assert {len(measured.results) for measured in read_journal(place.path)} == {2}
 
 
+def test_runs_of_another_length_are_measured_again(place, monkeypatch):
+    """All runs of a plan have as many steps, so that a run with a smaller batch makes the others
+    longer."""
+    batches = dict(a=4, b=1)
+    monkeypatch.setattr(
+        sizing,
+        "configurations",
+        lambda runs, setup: {
+            run.name: dict(model="cpu-demo", batch_size=batches[run.name], context_length=256)
+            for run in runs
+        },
+    )
+    assert place.run(place.plan("a")) == [("a", 1, 123)]
+    assert place.run(place.plan("a", "b"), resume=True) == [("a", 1, 123), ("b", 1, 123)]
+    assert place.run(place.plan("a", "b"), resume=True) == []
+
+
 def test_a_run_that_cannot_run(place, plan):
     plan.runs[1] = plan.runs[1].replace(error="conflict: here", script="no such script")
     assert place.run(plan) == ROUND[:2] and not run.failed(place.measured[0])

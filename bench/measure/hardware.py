@@ -19,6 +19,13 @@ from bench.measure import environment
 from patches import stack
 
 
+def available_cores() -> int | None:
+    """Returns on how many cores this process may run; None where the system doesn't tell."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
 def this_machine() -> dict:
     """Returns what a study has to know of it. `device` is "cuda" or "cpu"; `driver` and
     `capability`, such as "8.0", are the GPU's, or None; `cuda` is the version that PyTorch was
@@ -39,6 +46,7 @@ def this_machine() -> dict:
         python=platform.python_version(),
         os=f"{platform.system()} {platform.machine()}",
         threads=torch.get_num_threads(),
+        cores=available_cores(),  # which OMP_NUM_THREADS doesn't change
         driver=next(iter(environment.nvidia_smi("driver_version")), None) if gpus else None,
         capability=capability,
         cuda=torch.version.cuda,

@@ -20,8 +20,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Container, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -70,6 +70,7 @@ class Result:
     outcome: Outcome
     record: Record | None  # only of a complete run
     matmul_rate: float | None = None  # of the machine, right after it
+    command: str = ""  # "" where it isn't known
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -119,6 +120,10 @@ class Measurement:
         planned, now = earlier.plan.rounds or 1, self.plan.rounds or 1
         can_be_seen = any(result.round > 1 for result in earlier.results)
         return planned if can_be_seen and 1 < planned < now else None
+
+    def drop(self, names: Container[str]) -> None:
+        """Drops the results of these runs, which are to be measured again."""
+        self.results = [result for result in self.results if result.name not in names]
 
     def add(self, result: Result) -> None:
         """Adds a result; a run that is tried again replaces the earlier one."""
@@ -284,6 +289,7 @@ def make_result(run: dict, events: list[dict], ran: dict) -> Result:
         outcome=outcome,
         record=records.make_record(run["name"], events) if outcome.complete else None,
         matmul_rate=ran["matmul_rate"],
+        command=run.get("command", ""),
     )
 
 
@@ -358,7 +364,9 @@ def measuring(results: Path) -> Iterator[None]:
     once would distort each other, and share the compiler's cache, which cold rounds empty. Raises
     UserError where another one runs, or is killed but still has processes; OSError."""
     refusal = "another measurement of this clone is running: two at once would distort each other"
-    with locked(results), locked(common.BUILD, refusal):
+    is_build = results.resolve() == common.BUILD.resolve()
+    own_lock = nullcontext() if is_build else locked(results)
+    with own_lock, locked(common.BUILD, refusal):
         if left := left_over():
             raise UserError(
                 "what another start of measure.py has started still runs, and would"

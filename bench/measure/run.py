@@ -212,6 +212,7 @@ class Runner:
         self.lengths = sizing.lengths_of(
             measurement.plan, setup, self.configs, measurement.matmul_peak
         )
+        drop_other_lengths(measurement, self.lengths)
 
     def describe(self, job: Job, result: Result) -> str:
         """Returns what a run brought; where a GPU's memory ran out, also what to type."""
@@ -234,6 +235,20 @@ class Runner:
         )
 
 
+def drop_other_lengths(measurement: Measurement, lengths: dict[str, Length]) -> None:
+    """Drops the results of runs that were longer or shorter than they would be now: all runs of a
+    plan are as long, so that another one among them may change that. Says which."""
+    now = {name: shlex.join(map(str, length.options)) for name, length in lengths.items()}
+    other = {
+        result.name
+        for result in measurement.results
+        if result.command and now.get(result.name, "") not in result.command
+    }
+    if other:
+        print(f"of another length, so measured again: {listed(sorted(other))}", flush=True)
+    measurement.drop(other)
+
+
 def dry_run(study: Measurable, setup: Setup, rounds: int | None, resume: bool) -> None:
     """Prints the commands that the study's first plan would run, and how long the whole study would
     take, by what is measured already; it measures nothing, and leaves no results, only the scripts,
@@ -242,8 +257,9 @@ def dry_run(study: Measurable, setup: Setup, rounds: int | None, resume: bool) -
     runner = Runner(study, first, setup, resume)
     runner.take(first, rounds)
     measurement, peak = runner.measurement, peak_of_before(setup)
-    jobs = measurement.jobs_left()
     lengths = sizing.lengths_of(measurement.plan, setup, runner.configs, peak)
+    drop_other_lengths(measurement, lengths)
+    jobs = measurement.jobs_left()
     for run in measurement.plan.runs:
         own = [job for job in jobs if job.run.name == run.name]
         if run.error:
