@@ -181,15 +181,15 @@ class TrainingRun:
     @torch.no_grad()
     def set_weights(self, offsets: dict[str, torch.Tensor] | None = None) -> None:
         """Sets the weights that it was given, plus offsets of some."""
+        for module in self.model.modules():
+            if hasattr(module, "reshard"):  # else a gathered copy would be set
+                module.reshard()
         for name, parameter in self.model.named_parameters():
             value = self.weights[name] + (offsets or {}).get(name, 0)
             value = value.to(parameter.device, parameter.dtype)
             if hasattr(parameter, "placements"):  # the rank has a share of it
                 value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
             parameter.copy_(value)
-        for module in self.model.modules():
-            if hasattr(module, "reshard"):  # what it has gathered is of other weights
-                module.reshard()
 
     def loss_at(self, offsets: dict[str, torch.Tensor]) -> float:
         """Returns the loss of a step at other weights, with the same masks, by the same graphs:
