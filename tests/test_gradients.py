@@ -29,6 +29,8 @@ def check(script: Path, folder: Path, *options, sizes=(), reference=FAST, dropou
     words = [
         sys.executable,
         DRIVER,
+        "--directions",
+        1,
         *sizes,
         *(["--reference", reference] if reference else []),
         *([] if dropout else ["--no-dropout"]),
@@ -234,6 +236,8 @@ def test_what_touches_gradients_is_right(tmp_path, patch, options, needs):
     dtype = [] if patch.fields["Group"] == "precision" else ["--dtype", "float32"]
     changes = patch.fields["Loss"].startswith("changes")
     numeric = patch.fields["Group"] != "precision" and "Unchecked" not in patch.fields
+    if changes and not numeric:
+        pytest.skip("only the compiled script has something to be compared to")
     verdict = check(
         script,
         tmp_path,

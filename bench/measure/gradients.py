@@ -60,7 +60,6 @@ SIZES = {
 }
 BATCH = {"cpu": 8, "cuda": 20}
 DROPOUT = 0.1
-DIRECTIONS = 3  # of numeric derivatives, in each tensor
 
 
 class Refused(Exception):
@@ -76,7 +75,7 @@ class TrainingRun:
         self.gradients: dict[str, torch.Tensor] = {}
         self.error: BaseException | None = None
         self.derivatives: dict = {}  # the event of numeric ones, once they are made
-        self.wants_derivatives = False
+        self.directions = 0  # of numeric derivatives in each tensor; 0: none are wanted
         self.steps = 0  # that are done
         self.micro_batches: list[tuple] = []  # what compute_loss() was given in this step
         # Whether the ranks of the script share the batch; 00 and 01 know no ranks.
@@ -141,7 +140,7 @@ class TrainingRun:
 
         def between_steps(*args):
             self.steps += bool(self.micro_batches)
-            if self.steps == STEPS and self.wants_derivatives and not self.derivatives:
+            if self.steps == STEPS and self.directions and not self.derivatives:
                 self.derivatives = derivatives_of(self)
             self.micro_batches = []
             if self.steps < STEPS:
@@ -273,7 +272,7 @@ def derivatives_of(run: TrainingRun) -> dict:
         slope = size * gradient.norm().item()  # of a random direction, about
         step = min(LARGEST_STEP, CHANGE / max(slope, TINY))
         directions[name] = []
-        for number in range(DIRECTIONS):
+        for number in range(run.directions):
             direction = size * torch.randn(value.shape, generator=seeded(f"{name} {number}"))
             by_autograd = (gradient * direction).sum().item()
             steps = [step / 4**shorter for shorter in range(STEP_SIZES)]
@@ -393,18 +392,18 @@ class Check:
         run.train([*options, "--results-dir", str(self.folder / "reference")])
         return run
 
-    def run(self, *options: str, given: dict | None, derivatives: bool = False) -> TrainingRun:
+    def run(self, *options: str, given: dict | None, directions: int = 0) -> TrainingRun:
         """Returns a run of the script, whose record is then `record`."""
         self.runs += 1  # each has folders of its own, where the options name any
         scratch = str(self.args.results_dir.parent)
         own = [word.replace(scratch, f"{self.folder}/{self.runs}") for word in self.args.options]
         run = TrainingRun(self.script, self.sizes, given)
-        run.wants_derivatives = derivatives
+        run.directions = directions
         sizes = self.size_options(1)
         records = self.folder / f"records-{self.runs}"
         log = ["--eval-freq", str(10**6), "--results-dir", str(records)]
         run.train([*own, "--device", self.args.device, *sizes, *options, *log])
-        if derivatives and not run.derivatives:
+        if directions and not run.derivatives:
             raise RuntimeError(f"the script made {run.steps} steps in place of {STEPS}")
         self.record = next(records.glob("*.jsonl"), None)  # rank 0 alone writes one
         return run
@@ -436,7 +435,9 @@ class Check:
 
     def with_dropout(self, weights: dict) -> dict:
         try:
-            run = self.run("--dropout", str(DROPOUT), given=weights, derivatives=True)
+            run = self.run(
+                "--dropout", str(DROPOUT), given=weights, directions=self.args.directions
+            )
         except Refused as reason:
             return dict(event="gradients", comparison="dropout", refused=str(reason))
         return run.derivatives
@@ -486,6 +487,9 @@ def parse() -> argparse.Namespace:
         default=True,
         action=argparse.BooleanOptionalAction,
         help="whether derivatives with dropout are checked",
+    )
+    parser.add_argument(
+        "--directions", type=int, default=3, help="of numeric derivatives, in each tensor"
     )
     parser.add_argument("--layers", type=int, help="of the model")
     parser.add_argument("--width", type=int, help="of the model")
