@@ -473,6 +473,12 @@ def distance_of(directions: list[list[float]]) -> float:
     return distance if distance >= 0 else np.inf
 
 
+def shortened(event: dict) -> str:
+    """Returns a line of a record, its numbers with as many digits as a verdict needs."""
+    digits = json.loads(json.dumps(event), parse_float=lambda number: float(f"{float(number):.6g}"))
+    return json.dumps(digits)
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Check the gradients of one script.", allow_abbrev=False
@@ -516,7 +522,7 @@ def main() -> None:
             sys.exit(f"error: {reason}")
         if check.record:
             args.results_dir.mkdir(parents=True, exist_ok=True)
-            lines = "".join(json.dumps(event) + "\n" for event in events)
+            lines = "".join(shortened(event) + "\n" for event in events)
             record = args.results_dir / check.record.name
             record.write_text(check.record.read_text() + lines)
     if dist.is_initialized():
