@@ -144,8 +144,8 @@ def figures_of(reference: Path) -> dict[str, str]:
         "h100-optimized": f"{claims.optimized.tok_per_sec:,.0f}",
         "h100-mfu": f"{100 * claims.optimized.mfu:.0f}",
         "h100-speedup": f"{claims.optimized.factor_baseline:.0f}",
-        "h100-after-8": f"{claims.optimized.speedup(over=h100[8]).factor:.1f}",
-        "h100-9-and-10": f"{h100[10].speedup(over=h100[8]).factor:.2f}",
+        "h100-after-8": f"{claims.optimized.speedup_over(h100[8]).factor:.1f}",
+        "h100-9-and-10": f"{h100[10].speedup_over(h100[8]).factor:.2f}",
         # Its single steps and whole scripts of another day.
         "h100-since": f"{steps.speedup(WITH_FAST_MATH):.2f}",
         "h100-gb": f"{steps.script_gb['01']:.1f}",

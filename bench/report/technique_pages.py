@@ -75,7 +75,7 @@ def results() -> str:
 
 
 def interval_over_baseline(row: Row) -> str:
-    interval = row.speedup(over=row.baseline).interval
+    interval = row.speedup_over(row.baseline).interval
     if not interval and row.rounds == 1:
         return SINGLE_RUNS
     return spread(interval, ".1f")

@@ -17,7 +17,7 @@ LETTERS = 40  # of an error that fit next to a bar
 
 def total_of(row: Row, baseline: Row) -> float | None:
     """Returns how many times as fast as the baseline a row is."""
-    return 1.0 if row is baseline else row.speedup(over=baseline).factor
+    return 1.0 if row is baseline else row.speedup_over(baseline).factor
 
 
 def draw(rows: list[Row], title: str, colour: Callable[[Row], str]):

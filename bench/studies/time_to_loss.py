@@ -5,7 +5,7 @@ import re
 from collections.abc import Generator
 from textwrap import fill
 
-from bench.analysis.rows import Row, difference, rows_of
+from bench.analysis.rows import Row, rows_of, subtract
 from bench.catalogue import EPOCHS, Run
 from bench.measure.journal import Measurement
 from bench.measure.plan import Plan, Setup
@@ -226,7 +226,7 @@ def time_columns(target: float, rows: list[Row]) -> list[Column]:
         return spread(times, ",.1f").replace("inf", "not reached") if min(times) < math.inf else ""
 
     def first_step(row: Row) -> str:
-        extra = difference(row.seconds_to(target, True), row.seconds_to(target))
+        extra = subtract(row.seconds_to(target, True), row.seconds_to(target))
         return fmt(extra and max(0.0, extra), ".1f")  # it may be shorter than a median step
 
     def again(row: Row) -> str:
