@@ -609,7 +609,7 @@ def test_techniques_that_share_a_line(tmp_path):
     assert one.speed == pytest.approx(1.01)
     assert two_and_three.speed == pytest.approx(300 / 101)
     assert not two_and_three.is_small and not five.is_small
-    line = claims.together([one, five])
+    line = claims.shared_line([one, five])
     assert (line.numbers, line.at_most) == ((1, 4, 5), True)
     assert line.speed == pytest.approx(2)
 

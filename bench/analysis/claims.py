@@ -3,12 +3,13 @@
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from bench.analysis.folders import rows_in
-from bench.analysis.rows import Row, printed
+from bench.analysis.rows import Row, known, printed
 from bench.analysis.stats import mean_ratio
-from bench.catalogue import without_effect_on_gpus
+from bench.catalogue import effect_on_loss, without_effect_on_gpus
 from patches import stack
 
 # In README techniques that gain less share a line, if they change neither memory nor the loss.
@@ -74,8 +75,16 @@ class Contribution:
 
     @property
     def is_small(self) -> bool:
-        unchanged = all(patch.fields["Loss"] == "unchanged" for patch in self.patches)
+        """Whether it gains little, and changes neither memory nor the loss."""
+        if self.speed is None or self.memory is None:
+            return False
+        unchanged = all(effect_on_loss(patch) == "unchanged" for patch in self.patches)
         return unchanged and self.speed < SMALL_GAIN and round(self.memory, 2) == 1
+
+    @property
+    def rank(self) -> tuple[bool, bool, float]:
+        """The order in which lines are listed: the most first, then bounds, then for CPUs."""
+        return self.speed is None, self.at_most, -(self.speed or 0)
 
 
 class Claims:
@@ -85,7 +94,9 @@ class Claims:
         """Reads a folder like results/reference. Raises OSError."""
         h100, h200 = reference / "nvidia-h100", reference / "nvidia-h200"
         ladder = rows_in(h100, "ladder")
-        self.ladder = {row.run.number: row for row in ladder if row.speeds}
+        self.ladder = {
+            row.run.number: row for row in ladder if row.speeds and row.run.number is not None
+        }
         self.variants = {row.label: row for row in rows_in(h100, "variants")}
         self.steps = Steps(json.loads((h100 / "steps.json").read_text(encoding="utf-8")))
         # By their stages, "00" and "01": one epoch at default settings, and tuned for its loss.
@@ -113,12 +124,12 @@ class Claims:
         small = [line for line in measured if line.is_small]
         lines = [line for line in measured if not line.is_small]
         if small:
-            lines.append(together(small))
+            lines.append(shared_line(small))
         if ALLOCATOR not in self.ladder:
             lines.append(self.allocator_settings())
-        lines.sort(key=lambda line: (line.at_most, -line.speed))
         for_cpus = sorted(without_effect_on_gpus() - self.ladder.keys())
-        return lines + [Contribution((number,)) for number in for_cpus]
+        lines += [Contribution((number,)) for number in for_cpus]
+        return sorted(lines, key=attrgetter("rank"))
 
     def allocator_settings(self) -> Contribution:
         """Returns what technique 15 gained: at most as much as it did with fast math."""
@@ -140,12 +151,12 @@ def contributions_of(ladder: Iterable[Row]) -> Iterable[Contribution]:
             )
 
 
-def together(lines: list[Contribution]) -> Contribution:
+def shared_line(lines: list[Contribution]) -> Contribution:
     """Returns one line for several techniques, with the most that any of them gained."""
     return Contribution(
         tuple(number for line in lines for number in line.numbers),
-        max(line.speed for line in lines),
-        max(line.memory for line in lines),
-        max((line.published for line in lines if line.published), default=None),
+        max(known(line.speed for line in lines), default=None),
+        max(known(line.memory for line in lines), default=None),
+        max(known(line.published for line in lines), default=None),
         at_most=True,
     )

@@ -259,7 +259,7 @@ class Row(Figures):
         precision, peak = self.record.precision, self.measured.peak
         if precision == "TF32" and precision not in peak:
             precision = "float32"
-        return ratio(flops, peak.get(precision))
+        return ratio(flops, peak[precision]) if precision in peak else None
 
     # ---- Compared
 
