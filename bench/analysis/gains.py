@@ -23,6 +23,7 @@ class Gain:
     machine: str
     factor: float
     memory: float | None
+    device: str = "cuda"  # or "cpu"
     source: str = "measured"  # or "predicted", or "published"
     significance: str | None = None
     interval: tuple[float, float] | None = None
@@ -56,6 +57,7 @@ def gain_of(row: Row) -> Gain:
         machine=re.sub("^(AMD|Intel) ", "", short_name(row.measured.machine)),
         factor=comparison.factor,
         memory=row.memory_factor,
+        device=row.measured.machine["device"],
         significance=comparison.significance,
         interval=comparison.interval,
         is_wide=comparison.is_wide,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bench.analysis.folders import rows_in, sessions_in
+from bench.analysis.folders import machines, rows_in, sessions_in
 from bench.analysis.rows import Row
 from bench.common import has_option
 
@@ -44,6 +44,12 @@ def optimized_on(folder: Path) -> Row | None:
         if rows and not rows[0].run.number and rows[-1].factor_baseline:
             return rows[-1]
     return None
+
+
+def optimized_in(reference: Path) -> list[Row]:
+    """Returns the optimized script of each machine that has measured it and the baseline."""
+    rows = [optimized_on(folder) for folder in machines(reference)]
+    return [row for row in rows if row]
 
 
 def totals_in(results: Path) -> list[float]:
