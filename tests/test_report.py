@@ -28,6 +28,7 @@ import plot_results
 from bench import cli
 from bench.analysis import claims
 from bench.analysis.folders import newest_in, rows_in
+from bench.analysis.gains import Gain
 from bench.analysis.rows import printed, rows_of
 from bench.analysis.totals import totals_in
 from bench.common import REFERENCE
@@ -166,6 +167,18 @@ def test_one_figure_for_one_thing():
     for number, text in (own | {9: own[10]}).items():
         assert f"{gains[number].factor:.2f}" == text
     assert (gains[9].together_with, gains[10].together_with) == ((10,), (9,))
+
+
+def test_a_column_holds_the_gains_of_its_machine():
+    """Not those on another GPU, whatever their intervals."""
+    h200 = Gain("H200", 1.5, 0.5, interval=(1.49, 1.51))
+    xeon = Gain("Xeon", 1.2, 0.9, device="cpu")
+    predicted = Gain("H100", 1.1, 0.8, source="predicted")
+    variant = technique_pages.Variant("a", "a --b", [h200, xeon])
+    assert (variant.on_gpu, variant.on_cpu) == (None, xeon)
+    variant.gains.append(predicted)
+    (cells,) = rows_of_text(markdown(technique_pages.variants_table([variant])))
+    assert cells[1:] == ["*1.10*", "1.20", "*0.80*"]
 
 
 def test_what_was_measured(shown):

@@ -197,6 +197,8 @@ def figure_text(name: str, claims: Claims) -> str:
         value = figure.value(claims)
     except KeyError as error:
         raise UserError(f"the figure {name}: no row {error} in {relative(claims.reference)}")
+    except OSError as error:
+        raise UserError(f"the figure {name}: {error}")
     values = list(value) if isinstance(value, Sequence) else [value]
     numbers = known(values)
     if not numbers or len(numbers) < len(values):
