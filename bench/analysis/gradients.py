@@ -132,8 +132,7 @@ def judge_dropout(event: dict) -> Judgement:
     if "refused" in event:
         return Judgement(f"refused: {event['refused']}", decides=False)
     tensors = event["directions"]
-    errors = {name: dropout_error(directions) for name, directions in tensors.items()}
-    certain = {name: error for name, error in errors.items() if error}
+    certain = certain_errors(tensors)
     wrong = [
         f"{name} is off by {error:.0%}"
         for name, (error, bound) in certain.items()
@@ -145,6 +144,12 @@ def judge_dropout(event: dict) -> Judgement:
     if len(certain) < ENOUGH * len(tensors):
         return Judgement(f"not checkable: {text}", wrong, decides=False)
     return Judgement(text, wrong)
+
+
+def certain_errors(tensors: dict[str, list[list[float]]]) -> dict[str, tuple[float, float]]:
+    """Returns dropout_error() of the tensors whose numeric derivatives are certain enough."""
+    errors = {name: dropout_error(directions) for name, directions in tensors.items()}
+    return {name: error for name, error in errors.items() if error}
 
 
 def dropout_error(directions: list[list[float]]) -> tuple[float, float] | None:

@@ -485,7 +485,8 @@ class Rows:
         """Returns by the rows' names those of the two that each compares, where it has figures."""
         pairs = {}
         for row in self:
-            if pair := row.speedup().pair:
+            pair = row.speedup().pair
+            if pair:
                 one, other = pair
                 pairs[row.run.name] = one.run.name, other.run.name
         return pairs

@@ -23,7 +23,7 @@ from bench.report import explorer, prediction_tables, technique_pages, waterfall
 from bench.report.notes import SINGLE_RUNS, provenance
 from bench.report.pictures import picture_bytes
 from bench.report.tables import excerpts_of, spread
-from bench.report.technique_pages import link_to
+from bench.report.technique_pages import link_to, title_of
 from gpt_speed.cards import CARDS
 from gpt_speed.common import UserError
 from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col
@@ -61,6 +61,10 @@ class Figure:
     value: Callable[[Claims], float | Sequence[float] | None]  # of several the range is written
     form: str = ".2f"
     unit: float = 1.0
+
+    def values(self, claims: Claims) -> Sequence[float | None]:
+        value = self.value(claims)
+        return value if isinstance(value, Sequence) else [value]
 
 
 FIGURES = {
@@ -194,12 +198,11 @@ def figure_text(name: str, claims: Claims) -> str:
         raise UserError(f"there is no figure {name} in bench/report/readme.py")
     figure = FIGURES[name]
     try:
-        value = figure.value(claims)
+        values = figure.values(claims)
     except KeyError as error:
         raise UserError(f"the figure {name}: no row {error} in {relative(claims.reference)}")
     except OSError as error:
         raise UserError(f"the figure {name}: {error}")
-    values = list(value) if isinstance(value, Sequence) else [value]
     numbers = known(values)
     if not numbers or len(numbers) < len(values):
         raise UserError(f"the figure {name} isn't known from {relative(claims.reference)}")
@@ -311,8 +314,8 @@ def times(factor: float | None) -> str:
 
 def link_of(number: int) -> str:
     """Returns a technique's number and name, linked to its card."""
-    title = f"{number}. {stack.load()[number - 1].fields['Technique']}"
-    return link_to(title, "docs/techniques.md")
+    patch = stack.load()[number - 1]
+    return link_to(title_of(patch, number), "docs/techniques.md")
 
 
 def technique_cell(line: Contribution) -> str:

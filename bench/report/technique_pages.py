@@ -50,6 +50,12 @@ PURPOSES = {
 }
 
 
+def title_of(patch: Patch, number: int) -> str:
+    """Returns the heading of a technique's card."""
+    title = patch.fields["Technique"]
+    return title if patch.name == "ddp" else f"{number}. {title}"
+
+
 def link_to(heading: str, page: str = "") -> str:
     """Returns a link to a heading of a page, or of the same one, by the anchor that code hosts make
     of it."""
@@ -105,8 +111,7 @@ class Technique:
     @property
     def title(self) -> str:
         """The heading of its card."""
-        title = self.patch.fields["Technique"]
-        return title if self.patch.name == "ddp" else f"{self.number}. {title}"
+        return title_of(self.patch, self.number)
 
     @property
     def link(self) -> str:
