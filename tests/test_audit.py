@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, environment, run_python, small, write_tokens
 
-from bench.analysis.gains import gains_of
-from bench.commands.audit import machine_of, result_of, write_page
 from bench.predict.store import ask
+from bench.report.page import write_html
 from gpt_speed.audit import render
 from gpt_speed.audit.checks import CANT_TELL, HAS, LACKS, NO_HARDWARE, NOT_HERE, check
 from gpt_speed.audit.other_gpus import work_of
 from gpt_speed.audit.run import audit
 from gpt_speed.audit.step import Step
 from gpt_speed.cards import CARDS
+from gpt_speed.cli import machine_of, page_name, page_of, result_of
 from gpt_speed.common import UserError
-from gpt_speed.gains import OUR_SHARES, expected
+from gpt_speed.gains import OUR_SHARES, expected, gains_on, reference_sessions
 from gpt_speed.speed import seconds
 from patches import stack
 
@@ -186,7 +186,9 @@ def test_speeds_on_other_gpus(tmp_path):
     (fast,) = report["speeds"]
     times = seconds(work_of(Step(facts)), CARDS["RTX 4090"])
     assert (fast["low"] + fast["high"]) / 2 == pytest.approx(32 / sum(times.values()))
-    page, html = write_page(report, "", tmp_path)
+    page = tmp_path / page_name(report["command"], "")
+    page.write_text(page_of(report), encoding="utf-8")
+    html = write_html(page)
     assert "| RTX 4090 | " in page.read_text(encoding="utf-8")
     assert html.name == "audit-a.html" and ">RTX 4090</td>" in html.read_text(encoding="utf-8")
     assert json.loads(json.dumps(report)) == report
@@ -444,7 +446,7 @@ def report_of(facts: dict, folder, cards=(), **timed) -> dict:
         | dict(seconds=[1.0] * 5, breaks={}, new_graphs=0, breaks_at=[], recompiled_at=[])
         | timed
     )
-    return result_of(["a.py"], timed, facts, facts, folder, cards)
+    return result_of(["a.py"], timed, facts, facts, reference_sessions(), cards)
 
 
 def test_tokens_and_operations(ladder, tmp_path):
@@ -474,20 +476,17 @@ def test_tokens_and_operations(ladder, tmp_path):
         ("AMD EPYC", "cpu", "float32", "AMD EPYC (float32)", 1.0),
     ],
 )
-def test_gains_are_from_the_most_similar_machine(tmp_path, name, device, dtype, expected, gain):
-    gains, where = gains_of(dict(name=name, dtype=dtype), device, tmp_path)
+def test_gains_are_from_the_most_similar_machine(name, device, dtype, expected, gain):
+    machine = dict(name=name, dtype=dtype, device=device)
+    gains, where = gains_on(machine, reference_sessions())
     assert where == f"measured on {expected}"
     assert gains["05-bfloat16"] == pytest.approx(gain, abs=0.1)
 
 
 def test_a_machine_that_hides_its_memory(monkeypatch):
-    answers = dict(this_machine=dict(name="Xeon", torch="2", ram_gb=None), matmul_peak={})
-    monkeypatch.setattr(
-        "bench.processes.ask_machine", lambda question, CUDA_VISIBLE_DEVICES: answers[question]
-    )
-    assert machine_of(dict(device="cpu", memory_total=None, torch="3")) == dict(
-        name="Xeon", torch="3", ram_gb=None, memory_total=None, rates={}
-    )
+    machine = dict(name="Xeon", memory_total=None)
+    monkeypatch.setattr("gpt_speed.cli.ask_machine", lambda *_, **__: machine)
+    assert machine_of("python", dict(device="cpu", memory_total=None)) == machine
 
 
 def test_a_system_that_is_not_unix(tmp_path):

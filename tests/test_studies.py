@@ -25,7 +25,7 @@ from made_up import (
 from matplotlib import pyplot as plt
 
 from bench.analysis.folders import newest_in
-from bench.analysis.gains import gains_of
+from bench.analysis.gains import ladder_sessions
 from bench.analysis.rows import rows_of
 from bench.catalogue import Scripts
 from bench.common import ROOT
@@ -204,9 +204,9 @@ def test_whose_factor_it_is(tmp_path, techniques, machine, credits):
     measured, rows = measure(tmp_path, "ladder", f"--techniques {techniques}", machine=machine)
     assert [row.techniques for row in rows[1:]] == credits
     alone = [row for row in rows[1:] if len(row.techniques) == 1]
-    gains, _ = gains_of(machine, machine["device"], tmp_path)
+    (session,) = ladder_sessions(tmp_path)
     for row in rows[1:]:
-        assert (gains[row.run.script] == row.factor) == (row in alone)
+        assert (session.gains.get(row.run.script) == row.factor) == (row in alone)
     for row, cells in zip(rows, rows_of_text(text_of(study, measured)), strict=True):
         assert (row.technique in cells) == (row in (rows[0], *alone))
     texts = shown(study.picture(measured, rows))

@@ -1,16 +1,15 @@
 """What each technique and each variant gained, and where that was measured."""
 
-import importlib.util
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from statistics import median
 
 from bench.analysis.folders import every_row_in, has_gpu, machines, sessions_in
 from bench.analysis.rows import Row
 from bench.common import short_name, trained_in
+from gpt_speed.gains import Session
 
 TYPE = "bfloat16"  # in which a machine trains whose gains the techniques' page shows
 
@@ -115,65 +114,24 @@ def is_certain(row: Row) -> bool:
     return row.significance in ("faster", "slower") or not row.speedup().is_wide
 
 
-# ---- On a machine like this one
+# ---- For audits
 
 
-@dataclass(frozen=True)
-class Session:
-    """What the techniques gained in one measurement of a ladder."""
-
-    folder: Path
-    machine: dict
-    gains: dict[str, float]  # times the speed, by the names of patches
-
-    def likeness_to(self, machine: dict) -> tuple[bool, bool]:
-        """Returns whether it is of a machine that trains in the same type, and of the same name:
-        the greater, the more similar."""
-        same_type = trained_in(self.machine) == trained_in(machine)
-        return same_type, self.machine["name"] == machine["name"]
-
-    def place_for(self, machine: dict) -> str:
-        """Returns in words where it was measured, for a reader with such a machine."""
-        place = f"measured on {short_name(self.machine)}"
-        if all(self.likeness_to(machine)):
-            return place
-        return f"{place}, another machine than this one, in {trained_in(self.machine)}"
-
-
-def gains_of(machine: dict, device: str, results: Path) -> tuple[dict[str, float], str]:
-    """Returns the speedup of each technique on the ladder of this machine, or else of the most
-    similar one, by its patch, as the median of its sessions; of other machines where that one has
-    none; and in words where it was measured. Without SciPy, as an audited script's environment may
-    be, there are none."""
-    sessions = sessions_for(machine, device, results) if importlib.util.find_spec("scipy") else []
-    if not sessions:
-        return {}, ""
-    nearest = nearest_to(machine, sessions)
-    gains, of_any_machine = medians(nearest), medians(sessions)
-    where = nearest[0].place_for(machine)
-    elsewhere = [f"#{int(patch[:2])}" for patch in of_any_machine if patch not in gains]
-    if elsewhere:
-        where += f"; {', '.join(elsewhere)} on others"
-    return of_any_machine | gains, where
-
-
-def sessions_for(machine: dict, device: str, results: Path) -> list[Session]:
-    """Returns the ladders of a folder and of the reference machines that tell of a machine."""
+def ladder_sessions(*folders: Path) -> list[Session]:
+    """Returns what the techniques gained in each ladder of these folders."""
     sessions = [
-        Session(folder, measured.machine, gains_in(rows))
-        for folder in (results, *machines())
+        Session(
+            name=measured.machine["name"],
+            short_name=short_name(measured.machine),
+            device=measured.machine["device"],
+            dtype=trained_in(measured.machine),
+            folder=folder.name,
+            gains=gains_in(rows),
+        )
+        for folder in folders
         for measured, rows in sessions_in(folder, "ladder")
-        if is_alike(measured.machine, machine, device)
     ]
     return [session for session in sessions if session.gains]
-
-
-def is_alike(other: dict, machine: dict, device: str) -> bool:
-    """Returns whether what one machine gained tells of another: on the same device, of GPUs also in
-    the same type."""
-    if other["device"] != device:
-        return False
-    return device == "cpu" or trained_in(other) == trained_in(machine)
 
 
 def gains_in(rows: list[Row]) -> dict[str, float]:
@@ -183,26 +141,3 @@ def gains_in(rows: list[Row]) -> dict[str, float]:
     return {
         str(row.run.script): row.factor for row in rows if row.factor and len(row.techniques) < 2
     }
-
-
-def nearest_to(machine: dict, sessions: list[Session]) -> list[Session]:
-    """Returns the sessions of the most similar machine, in one folder."""
-
-    def likeness(session: Session) -> tuple[bool, bool]:
-        return session.likeness_to(machine)
-
-    nearest = max(sessions, key=likeness)
-    return [
-        session
-        for session in sessions
-        if session.folder == nearest.folder and likeness(session) == likeness(nearest)
-    ]
-
-
-def medians(sessions: list[Session]) -> dict[str, float]:
-    """Returns the median over the sessions of each technique's speedup."""
-    gains: dict[str, list[float]] = {}
-    for session in sessions:
-        for patch, factor in session.gains.items():
-            gains.setdefault(patch, []).append(factor)
-    return {patch: median(factors) for patch, factors in gains.items()}

@@ -5,14 +5,16 @@ In a sentence a figure's name stands behind it, where a reader doesn't see it:
 `14<!--h100-speedup--> times`. FIGURES has the names.
 """
 
+import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
 from bench.analysis.claims import WITH_FAST_MATH, Claims, Contribution
-from bench.analysis.folders import has_gpu, newest_in
+from bench.analysis.folders import has_gpu, machines, newest_in
+from bench.analysis.gains import ladder_sessions
 from bench.analysis.rows import Row, known
 from bench.analysis.totals import optimized_in, rounds_of_both, totals_in
 from bench.catalogue import effect_on_loss, published
@@ -24,6 +26,7 @@ from bench.report.notes import SINGLE_RUNS, provenance
 from bench.report.pictures import picture_bytes
 from bench.report.tables import excerpts_of, spread
 from bench.report.technique_pages import link_to, title_of
+from gpt_speed import gains
 from gpt_speed.cards import CARDS
 from gpt_speed.common import UserError
 from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col
@@ -118,14 +121,31 @@ FIGURES = {
 
 
 def write_readme(studies: dict) -> bool:
-    """Writes the pages' tables and README's picture again; returns whether that changed a page.
-    Raises what update does."""
+    """Writes the pages' tables, README's picture and the gains that audits tell again; returns
+    whether that changed a page. Raises what update does."""
     before = {page: page.read_bytes() for page in PAGES}
     after = {page: update(text.decode(), SHOWN, studies).encode() for page, text in before.items()}
     for page, text in after.items():
         write_whole(page, text)
     write_whole(PICTURE, picture_bytes(waterfall.readme_picture()))
+    write_whole(gains.FILE, gains_json())
     return after != before
+
+
+def gains_json() -> str:
+    """Returns the content of gains.json: the techniques' names, and what they gained on the
+    reference machines."""
+    sessions = [
+        asdict(session)
+        | dict(gains={patch: round(gain, 3) for patch, gain in session.gains.items()})
+        for session in ladder_sessions(*machines())
+    ]
+    content = dict(
+        about="Written by `measure.py readme` from results/reference, for audits.",
+        techniques={patch.name: patch.fields["Technique"] for patch in stack.load()},
+        sessions=sessions,
+    )
+    return json.dumps(content, indent=1) + "\n"
 
 
 def update(text: str, machine: Path, studies: dict) -> str:

@@ -172,7 +172,7 @@ class Keeper:
             self.inside = False
 
     def jitter(self) -> None:
-        """Changes all weights a little, once: what that does to a gradient is what rounding does."""
+        """Changes all weights a little, once: that does to a gradient what rounding does."""
         if self.is_jittered or not self.order["jitter"]:
             return
         self.is_jittered = True
