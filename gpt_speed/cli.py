@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from gpt_speed import children
 from gpt_speed.audit import render
@@ -94,7 +95,7 @@ def python_of(args: argparse.Namespace) -> str:
     return python
 
 
-def ask_machine(python: str, rates: bool, **environment: str) -> dict:
+def ask_machine(python: str, rates: bool, **environment: Any) -> dict:
     """Returns what machine.py says there. Raises UserError."""
     command = [python, MACHINE, json.dumps(dict(rates=rates))]
     try:
