@@ -160,6 +160,7 @@ class Measurable(Protocol):
     """What is asked here of a study, which bench.studies.Study explains."""
 
     rounds: dict[str, int]
+    reads_tokens: bool
     environment: dict[str, str]
 
     @property

@@ -201,9 +201,10 @@ class Runner:
         measurement, setup = self.measurement, self.setup
         if self.configs:
             measurement.commit = processes.git_commit()
-        processes.prepare_tokens(setup.data)
-        measurement.check_tokens(setup)  # they may have been lost, and made anew
-        measurement.data = data_of(setup.data)
+        if self.study.reads_tokens:
+            processes.prepare_tokens(setup.data)
+            measurement.check_tokens(setup)  # they may have been lost, and made anew
+            measurement.data = data_of(setup.data)
         if not measurement.matmul_peak:
             print("Measuring this machine's matmul throughput", flush=True)
             measurement.matmul_peak = processes.ask_machine("matmul_peak")

@@ -28,6 +28,7 @@ class Study(Subcommand):
     report_options: tuple[str, ...] = ("",)  # its own, each time that a report measures it
     rounds: dict[str, int] = {"cuda": 4, "cpu": 4}
     tokens: dict[str, int] | None = TOKENS  # of a run, per process; None: of the whole script
+    reads_tokens = True  # whether its runs train on the tokens in data/
     environment: dict[str, str] = {}  # variables of its runs
 
     def arguments(self, line: str) -> dict:

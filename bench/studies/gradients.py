@@ -27,6 +27,7 @@ class Gradients(Study):
     position = 5
     rounds = {"cuda": 1, "cpu": 1}
     tokens = None
+    reads_tokens = False  # the driver has a text of its own
     environment = {
         # Scripts share what they compile, so that a variant of the optimizer takes seconds.
         "TORCHINDUCTOR_CACHE_DIR": str(BUILD / "compiler-cache" / "gradients"),
