@@ -170,7 +170,7 @@ def test_what_the_tools_know_of_each_kind(kind, tmp_path, monkeypatch):
     assert asked[3:] == ([["10-batch-size", *options]] if gpu else [])
     # A variant that multiplies in bfloat16 isn't begun where that takes an hour.
     lacks = None if native else "needs bfloat16 units"
-    (_, autocast, half, mixture) = setup.scripts.variants(
+    (autocast, half, mixture) = setup.scripts.variants(
         setup.scripts.stage("01"), here, names="precision-autocast,precision-fp16,model-mixture"
     )
     assert autocast.error == lacks

@@ -72,7 +72,7 @@ def test_variants(scripts):
     base = scripts.stage("01")
 
     def labels(**chosen) -> list[str]:
-        runs = scripts.variants(base, MACHINE, **chosen)
+        runs = scripts.with_variants(base, MACHINE, **chosen)
         assert {run.compared_to for run in runs[1:] if "--dropout" not in run.label} == {
             runs[0].name
         }
@@ -92,7 +92,7 @@ def test_variants(scripts):
         for label in every
         for name in (module.COMPILER, module.CHECKPOINTS, "parallel-zero1")
     )
-    _, run = scripts.variants(base, CPU, names="step-accumulation")
+    (run,) = scripts.variants(base, CPU, names="step-accumulation")
     assert (run.name, run.options, run.script, run.stage) == (
         "variant-step-accumulation-micro-batches-4",
         ("--micro-batches", "4"),
@@ -105,7 +105,7 @@ def test_variants(scripts):
 
 
 def test_a_variant_without_dropout_is_compared_to_its_base_without(scripts):
-    base, plain, *variants = scripts.variants(
+    base, plain, *variants = scripts.with_variants(
         scripts.stage("01"),
         MACHINE,
         names="memory-budget, memory-budget --memory-budget 0.5 --dropout=0, gc-freeze,"
@@ -128,7 +128,7 @@ def test_a_variant_without_dropout_is_compared_to_its_base_without(scripts):
 
 @pytest.mark.parametrize(("gpus", "error"), [(1, "needs two or more GPUs"), (4, None)])
 def test_variants_of_02(scripts, gpus, error):
-    runs = scripts.variants(scripts.stage("02", gpus), MACHINE | dict(gpus=gpus), "parallel")
+    runs = scripts.with_variants(scripts.stage("02", gpus), MACHINE | dict(gpus=gpus), "parallel")
     assert {run.processes for run in runs} == {gpus} and runs[0].error == error
     assert error is None or {run.error for run in runs} == {error}
 
