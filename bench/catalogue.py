@@ -226,7 +226,7 @@ class Scripts:
         return run.replace(
             name=f"{run.name}-{FLOAT16}",
             label=f"{run.label} with {FLOAT16}",
-            script=FLOAT16 if run.stage == "01" else Recipe((run.stage, FLOAT16)).name,
+            script=FLOAT16 if run.stage == "01" else Recipe(("02", FLOAT16)).name,
         )
 
     def find(self, name: str, machine: dict) -> Run:

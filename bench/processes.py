@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,21 @@ def error_line(text: str) -> str:
     return ["no reason given", *lines, *errors][-1]
 
 
-def ask(*command: Any, timeout: Any = None, **environment: Any) -> str:
-    """Returns what Python prints for a script or module of this repository, within `timeout`
-    seconds (default: ANSWER_SECONDS). Raises UserError."""
-    words, seconds = shlex.join(map(relative, command)), timeout or ANSWER_SECONDS
+def ask(
+    command: Sequence[str | Path],
+    environment: dict[str, str] | None = None,
+    seconds: float = ANSWER_SECONDS,
+) -> str:
+    """Returns what Python prints for a script or module of this repository with these variables
+    besides, within so many seconds. Raises UserError."""
+    words = shlex.join(map(relative, command))
     try:
         code, out, err = children.run_child(
-            [sys.executable, *command], ROOT, seconds, **environment
+            [sys.executable, *command],
+            cwd=ROOT,
+            timeout=seconds,
+            cores=None,
+            **(environment or {}),
         )
     except subprocess.TimeoutExpired:
         raise UserError(f"{words} gave no answer within {seconds:g} s")
@@ -40,9 +49,11 @@ def ask(*command: Any, timeout: Any = None, **environment: Any) -> str:
     return out
 
 
-def ask_machine(question: str, **environment: str) -> Any:
-    """Returns the answer of bench.measure.environment to one of its questions. Raises UserError."""
-    answer = ask("-m", "bench.measure.environment", question, **environment)
+def ask_machine(question: str, without_gpus: bool = False) -> Any:
+    """Returns the answer of bench.measure.environment to one of its questions, maybe as if there
+    were no GPUs. Raises UserError."""
+    environment = {"CUDA_VISIBLE_DEVICES": ""} if without_gpus else {}
+    answer = ask(["-m", "bench.measure.environment", question], environment)
     return json.loads(answer.splitlines()[-1])
 
 
@@ -65,4 +76,7 @@ def prepare_tokens(folder: Path) -> None:
     fails, or where meta.json is damaged."""
     if not tokens_in(folder):
         print(f"No tokens in {relative(folder)}: running data/prepare.py", flush=True)
-        ask(ROOT / "data" / "prepare.py", "--out", folder.resolve(), timeout=PREPARE_SECONDS)
+        ask(
+            [ROOT / "data" / "prepare.py", "--out", folder.resolve()],
+            seconds=PREPARE_SECONDS,
+        )

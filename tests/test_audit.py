@@ -483,7 +483,8 @@ def test_gains_are_from_the_most_similar_machine(tmp_path, name, device, dtype, 
 def test_a_machine_that_hides_its_memory(monkeypatch):
     answers = dict(this_machine=dict(name="Xeon", torch="2", ram_gb=None), matmul_peak={})
     monkeypatch.setattr(
-        "bench.processes.ask_machine", lambda question, CUDA_VISIBLE_DEVICES: answers[question]
+        "bench.processes.ask_machine",
+        lambda question, without_gpus: without_gpus and answers[question],
     )
     assert machine_of(dict(device="cpu", memory_total=None, torch="3")) == dict(
         name="Xeon", torch="3", ram_gb=None, memory_total=None, rates={}

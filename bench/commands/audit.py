@@ -72,22 +72,30 @@ class Audit(Command):
 
     def answer(self, setup):
         args = setup.args
-        command = ["-m", *args.module] if args.module else [*args.script]
-        command += ["--", *setup.options] if setup.options else []
-        if not command:
-            raise UserError("which script? python measure.py audit SCRIPT [ITS ARGUMENTS]", 2)
-        if not args.module and not Path(command[0]).exists():
-            raise UserError(f"no script {command[0]}", 2)
+        command = command_of(args.module, args.script, setup.options)
         cards = named(args.gpu) if args.gpu else []
-        folder = Path.cwd() if setup.results == ROOT / "results" else setup.results
         timed, watched = audit(command, args.minutes, args.python)
-        if int(os.environ.get("RANK", 0)):
+        if int(os.environ.get("RANK", 0)):  # rank 0 answers for all
             return ""
         result = result_of(command, timed, watched, machine_of(timed), setup.results, cards)
-        pages = write_page(result, args.name, folder)
+        is_default = setup.results == ROOT / "results"
+        pages = write_page(result, args.name, Path.cwd() if is_default else setup.results)
         if args.json:
             return json.dumps(result)
         return render.screen(result) + ", ".join(map(relative, pages))
+
+
+def command_of(module: list[str], script: list[str], options: list[str]) -> list[str]:
+    """Returns what Python shall run: a module or a script, with its arguments, and those behind --.
+    Raises UserError where there is no such script."""
+    command = ["-m", *module] if module else [*script]
+    if options:
+        command += ["--", *options]
+    if not command:
+        raise UserError("which script? python measure.py audit SCRIPT [ITS ARGUMENTS]", 2)
+    if not module and not Path(command[0]).exists():
+        raise UserError(f"no script {command[0]}", 2)
+    return command
 
 
 def result_of(
@@ -108,10 +116,10 @@ def result_of(
 def machine_of(timed: dict) -> dict:
     """Describes the device that a script trained on, with its memory in bytes (None where the
     system hides it) and, without a datasheet, the FLOP/s of its matmuls."""
-    hidden = {} if timed["device"] == "cuda" else dict(CUDA_VISIBLE_DEVICES="")
-    machine = processes.ask_machine("this_machine", **hidden)
+    on_cpu = timed["device"] != "cuda"
+    machine = processes.ask_machine("this_machine", without_gpus=on_cpu)
     if machine["name"] not in PEAK_FLOPS:
-        machine |= dict(rates=processes.ask_machine("matmul_peak", **hidden))
+        machine["rates"] = processes.ask_machine("matmul_peak", without_gpus=on_cpu)
     ram = None if machine["ram_gb"] is None else machine["ram_gb"] * 2**30
     return machine | dict(torch=timed["torch"], memory_total=timed["memory_total"] or ram)
 
@@ -122,4 +130,5 @@ def write_page(result: dict, name: str, results: Path) -> list[Path]:
     title = rest[0] if script == "-m" else Path(script).stem
     page = results / f"audit-{name or title}.md"
     write_whole(page, f"# Audit of {title}\n\n{render.screen(result)}")
-    return [page, *filter(None, [write_html(page)])]
+    html = write_html(page)
+    return [page, html] if html else [page]

@@ -31,7 +31,7 @@ class LeaveOneOut(Study):
 def without(setup: Setup, base: Run, run: Run) -> Run:
     """Returns `base` without the technique of a run of the ladder; with an error where later
     patches build on its lines."""
-    script, error = Recipe((base.script,), left_out=run.script).name, None
+    script, error = Recipe((str(base.script),), left_out=str(run.script)).name, None
     try:
         setup.scripts.text(script)
     except stack.Conflict:
