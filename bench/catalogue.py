@@ -204,14 +204,17 @@ class Scripts:
     def stage(self, name: str, gpus: int = 1) -> Run:
         """Returns "00", "01", or "02" on `gpus` processes. Raises UserError, StackError."""
         first, *_, last, ddp = self.ladder(gpus)
-        run = {"00": first, "01": last, "02": ddp}[name].replace(
-            name=Path(STAGES[name]).stem, script=name, stage=name, number=None, label=name
+        runs = {
+            "00": first.replace(label="00"),
+            # The last published figure of a technique is that of the whole script.
+            "01": last.replace(
+                label="01", technique="every technique", loss=None, published=last.expected
+            ),
+            "02": ddp.replace(label=f"02, {counted(gpus, 'rank')}"),
+        }
+        return runs[name].replace(
+            name=Path(STAGES[name]).stem, script=name, stage=name, number=None
         )
-        if name == "01":  # the last published figure of a technique is that of the whole script
-            return run.replace(technique="every technique", loss=None, published=run.expected)
-        if name == "02":
-            return run.replace(label=f"02, {counted(gpus, 'rank')}")
-        return run
 
     def for_machine(self, name: str, machine: dict, options: list[str]) -> Run:
         """Returns one of the three scripts in the type that this machine has units for;
@@ -313,20 +316,26 @@ def parse_names(names: str | None, base: Run, group: str | None) -> list[Choice]
     """Returns the variants of `base` in "A,B+C --option 8"; for None those of a group, or all but
     the compiler's modes and checkpoints. Raises UserError for an unknown one, StackError."""
     patches = variants_of(base, group)
-    if names is None:
-        usual = [name for name in patches if group or name not in (COMPILER, CHECKPOINTS)]
-        return [Choice(name, [patches[name]], []) for name in usual]
-    choices = []
-    for words in names.split(","):
-        script, *options = words.split() or [""]
-        parts = script.split("+")
-        for part in parts:
-            if part not in patches:
-                raise UserError(
-                    f"no variant {part!r} of {base.label}; there are {', '.join(patches)}", 2
-                )
-        choices.append(Choice(script, [patches[part] for part in parts], options))
-    return choices
+    if names is not None:
+        return [parse_choice(text, patches, base) for text in names.split(",")]
+    return [
+        Choice(name, [patch], [])
+        for name, patch in patches.items()
+        if group or name not in (COMPILER, CHECKPOINTS)
+    ]
+
+
+def parse_choice(text: str, patches: dict[str, stack.Patch], base: Run) -> Choice:
+    """Returns what "B+C --option 8" chooses of the variants of `base`. Raises UserError for an
+    unknown one."""
+    script, *options = text.split() or [""]
+    parts = script.split("+")
+    for part in parts:
+        if part not in patches:
+            raise UserError(
+                f"no variant {part!r} of {base.label}; there are {', '.join(patches)}", 2
+            )
+    return Choice(script, [patches[part] for part in parts], options)
 
 
 def variants_of(base: Run, group: str | None = None) -> dict[str, stack.Patch]:

@@ -4,7 +4,7 @@ import pytest
 from made_up import CPU, MACHINE, setup_of
 
 from bench import catalogue as module
-from bench.catalogue import Scripts, lacking
+from bench.catalogue import Recipe, Scripts, lacking
 from bench.common import ROOT
 from bench.report import explorer
 from bench.studies.ladder import Ladder
@@ -66,6 +66,26 @@ def test_the_three_scripts(scripts, name, gpus, label, figures):
     assert (run.name + ".py", run.label) == (module.STAGES[name], label)
     assert (run.published, run.expected) == figures and run.stage == name
     assert scripts.text(run.script) == (ROOT / module.STAGES[name]).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        ("01", Recipe(("01",))),
+        ("02+precision-fp16", Recipe(("02", "precision-fp16"))),
+        ("precision-autocast@05-bfloat16", Recipe(("precision-autocast",), "05-bfloat16")),
+        ("a+b without 12-huge-pages", Recipe(("a", "b"), left_out="12-huge-pages")),
+    ],
+)
+def test_a_name_is_a_recipe(name, recipe):
+    assert Recipe.of(name) == recipe and recipe.name == name
+
+
+def test_a_technique_left_out_or_a_variant_taken_back(scripts):
+    """Leaving out the last technique of a script that ends with it is the script before."""
+    *_, before, last, _ = [run.script for run in scripts.ladder()]
+    assert scripts.text(f"{last} without {last}") == scripts.text(before)
+    assert scripts.text(f"optimizer-muon@{last}") == scripts.text("optimizer-muon")
 
 
 def test_variants(scripts):

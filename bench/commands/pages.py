@@ -122,7 +122,7 @@ def make_report(jobs: list[tuple[Study, Setup]], setup: Setup) -> int:
         own.matmul_peak, own.batches = look["matmul_peak"], batches
     progress = Progress([study.name for study, _ in jobs])
     try:
-        measure(jobs, progress, deadline)
+        measure_studies(jobs, progress, deadline)
     finally:
         page = write_page(all_studies(), setup.results, progress.missing())
     head = page.read_text(encoding="utf-8").partition("## ")[0]
@@ -130,7 +130,7 @@ def make_report(jobs: list[tuple[Study, Setup]], setup: Setup) -> int:
     return int(progress.has_failed or bool(progress.refused))
 
 
-def measure(jobs: list[tuple[Study, Setup]], progress: Progress, deadline: float) -> None:
+def measure_studies(jobs: list[tuple[Study, Setup]], progress: Progress, deadline: float) -> None:
     """Measures one study after the other until `deadline`, in seconds of time.monotonic(). One that
     can't run is named, and stops no other."""
     for study, setup in jobs:

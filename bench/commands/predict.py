@@ -90,7 +90,7 @@ class Predict(Command):
         if args.all:
             programs = [program_of(setup.scripts, *pair) for pair in reference.wanted()]
             return predict_all(programs, setup.results, smallest, args.retrace)
-        return text_of(setup, forecasts(setup, cards, chosen(setup, gpus), smallest))
+        return answer_text(setup, forecasts(setup, cards, chosen(setup, gpus), smallest))
 
 
 def add_gpu_options(parser: ArgumentParser) -> None:
@@ -175,13 +175,20 @@ def cards_of(args: Namespace) -> tuple[dict[str, Card], int]:
         cards = {name: card for name, card in CARDS.items() if card.capability >= OLDEST}
     else:
         cards = {name: CARDS[name] for name in named(names)}
-    if args.price and (not args.tokens or len(args.price) not in (1, len(cards))):
+    check_prices(args, [*cards])
+    return cards, gpus
+
+
+def check_prices(args: Namespace, cards: list[str]) -> None:
+    """Raises UserError for prices that aren't those of the cards, or without tokens to buy."""
+    if not args.price:
+        return
+    if not args.tokens or len(args.price) not in (1, len(cards)):
         raise UserError(
             f"--price needs --tokens, and one price, or one for each of {len(cards)}"
             f" GPUs: {', '.join(cards)}",
             2,
         )
-    return cards, gpus
 
 
 def parse_gpus(text: str) -> tuple[int, str]:
@@ -375,7 +382,7 @@ def forecasts(
         own_runs = runs_on(card, runs, setup)
         for run in own_runs:
             if run.name not in predictions:
-                predictions[run.name] = prediction_of(run, setup, smallest)
+                predictions[run.name] = predict_run(run, setup, smallest)
         by_card[name] = [
             Forecast(name, card, run, predictions[run.name], args.batch_size, args.tokens, price)
             for run in own_runs
@@ -396,7 +403,7 @@ def runs_on(card: Card, runs: list[Run], setup: Setup) -> list[Run]:
     return [reference.in_place(setup.scripts, run, card) for run in runs]
 
 
-def prediction_of(run: Run, setup: Setup, smallest: int) -> Prediction:
+def predict_run(run: Run, setup: Setup, smallest: int) -> Prediction:
     """Returns what a script takes with the options of the command line. Raises UserError,
     StackError."""
     args = setup.args
@@ -405,7 +412,7 @@ def prediction_of(run: Run, setup: Setup, smallest: int) -> Prediction:
     return predict(program, setup.results, smallest, args.batch_size, args.retrace)
 
 
-def text_of(setup: Setup, by_card: dict[str, list[Forecast]]) -> str:
+def answer_text(setup: Setup, by_card: dict[str, list[Forecast]]) -> str:
     """Returns the answer in words of the last script on each of a few cards, the table, and what
     has to be known of it. Raises StackError."""
     rows = [row for rows in by_card.values() for row in rows]
@@ -463,7 +470,7 @@ def notes_of(setup: Setup, rows: list[Forecast]) -> list[str]:
 
 def changed_scripts(setup: Setup, rows: list[Forecast]) -> list[str]:
     """Returns the scripts that had other code when they were traced. Raises StackError."""
-    traced = {(row.run.script, row.prediction.code) for row in rows}
+    codes = {(row.run.script, row.prediction.code) for row in rows}
     return sorted(
-        {str(script) for script, code in traced if code != code_of(setup.scripts.text(script))}
+        {str(script) for script, code in codes if code != code_of(setup.scripts.text(script))}
     )

@@ -282,17 +282,24 @@ def code_of(text: bytes) -> str:
     to the same."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            node.body = [
-                line
-                for line in node.body
-                if not (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))
-            ]
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", None) == "option":
-            node.args[1:2] = []  # option(default, help text, ...)
-        elif isinstance(node, ast.JoinedStr):  # 3.12.1 adds empty texts to the formats of f-strings
-            node.values = [part for part in node.values if getattr(part, "value", None) != ""]
+        strip(node)
     return sha256(json.dumps(plain(tree)).encode())[:16]
+
+
+def strip(node: ast.AST) -> None:
+    """Takes from a part of a syntax tree what isn't hashed."""
+    match node:
+        case ast.Module() | ast.ClassDef() | ast.FunctionDef():
+            node.body = [line for line in node.body if not is_text(line)]
+        case ast.Call(func=ast.Name(id="option")):
+            node.args[1:2] = []  # option(default, help text, ...)
+        case ast.JoinedStr():  # 3.12.1 adds empty texts to the formats of f-strings
+            node.values = [part for part in node.values if getattr(part, "value", None) != ""]
+
+
+def is_text(line: ast.stmt) -> bool:
+    """Returns whether a line is a constant alone, as docstrings are."""
+    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
 
 
 def plain(node):
