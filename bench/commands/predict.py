@@ -274,7 +274,7 @@ class Forecast:
 
     @property
     def memory_batch(self) -> int:
-        """The batch size whose memory is told, also where it doesn't fit."""
+        """The batch size whose memory the answer names, also where it doesn't fit."""
         return self.batch or self.wanted_batch or min(self.prediction.needs)
 
     @property
