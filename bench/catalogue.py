@@ -5,6 +5,7 @@ import importlib.util
 import json
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import chain
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.common import REFERENCE, has_option, trained_in
-from gpt_speed.common import UserError
+from gpt_speed.common import UserError, counted
 from patches import stack
 
 EPOCHS = 15  # of the published experiment
@@ -23,7 +24,6 @@ STAGES = {"00": stack.FIRST, "01": stack.LAST, "02": stack.DDP}
 COMPILER, CHECKPOINTS = "compile-mode", "checkpoint-resume"
 # The variant for GPUs whose tensor cores multiply float16 and not bfloat16.
 FLOAT16 = "precision-fp16"
-Spelling = tuple[frozenset[str], frozenset[str]]  # of a run: see spelling_of
 LOSSES = ["unchanged", "rounding", "changes"]  # what a patch may do to the loss, by its header
 
 
@@ -85,6 +85,33 @@ def technique_names() -> dict[str, str]:
     return {patch.name: patch.fields["Technique"] for patch in stack.load()}
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """How a script is composed of others in the catalogue. Its name says so in journals and stored
+    predictions: "A+B" joins variants, or the first script with variants; "A@TECHNIQUE" is a variant
+    of 01 taken back to that technique; "A without TECHNIQUE" leaves that one out."""
+
+    parts: tuple[str, ...]
+    back_to: str = ""
+    left_out: str = ""
+
+    @classmethod
+    def of(cls, name: str) -> "Recipe":
+        """Returns the recipe that a name stands for."""
+        name, _, left_out = name.partition(" without ")
+        joined, _, back_to = name.partition("@")
+        return cls(tuple(joined.split("+")), back_to, left_out)
+
+    @property
+    def name(self) -> str:
+        name = "+".join(self.parts)
+        if self.back_to:
+            name += f"@{self.back_to}"
+        if self.left_out:
+            name += f" without {self.left_out}"
+        return name
+
+
 class Choice(NamedTuple):
     """A variant, or several joined by +, and the options that were typed behind it."""
 
@@ -102,23 +129,34 @@ class Scripts:
         return stack.rebuild_all()
 
     def text(self, script: str | Path) -> bytes:
-        """Returns the text of a file, or of a script by its name: that of the catalogue, "X without
-        TECHNIQUE", "VARIANT@TECHNIQUE", a variant of 01 taken back to that technique, or variants
-        joined by +. Raises StackError where patches don't fit together, OSError."""
+        """Returns the text of a file, or of a script by its name: one in the catalogue, or a
+        Recipe's. Raises StackError where patches don't fit together, OSError."""
         if isinstance(script, Path):
             return script.read_bytes()
-        names = list(self.patched)
-        if " without " in script:
-            base, _, technique = script.partition(" without ")
-            before = names[names.index(technique) - 1]
-            return stack.merge(self.text(technique), self.text(base), self.text(before), script)
-        if "@" in script:
-            variant, _, technique = script.partition("@")
-            return stack.merge(self.text("01"), self.text(variant), self.text(technique), variant)
-        if "+" not in script:
-            return self.patched[stack.find(STAGES.get(script, script), names)]
-        first, *rest = parts = script.split("+")
-        return stack.compose(rest, STAGES[first]) if first in STAGES else stack.compose(parts)
+        recipe = Recipe.of(script)
+        text = self.joined(recipe.parts)
+        if recipe.back_to:
+            variant = "+".join(recipe.parts)
+            text = stack.merge(self.listed("01"), text, self.listed(recipe.back_to), variant)
+        if recipe.left_out:
+            names = list(self.patched)
+            before = names[names.index(recipe.left_out) - 1]
+            text = stack.merge(self.listed(recipe.left_out), text, self.listed(before), recipe.name)
+        return text
+
+    def joined(self, parts: Sequence[str]) -> bytes:
+        """Returns the text of one script, or of several joined: variants, or the first script with
+        variants. Raises StackError."""
+        first, *rest = parts
+        if not rest:
+            return self.listed(first)
+        if first in STAGES:
+            return stack.compose(rest, STAGES[first])
+        return stack.compose([*parts])
+
+    def listed(self, name: str) -> bytes:
+        """Returns the text of one of the three scripts, or after one patch. Raises StackError."""
+        return self.patched[stack.find(STAGES.get(name, name), self.patched)]
 
     def canonical(self, script: str | Path) -> str:
         """Returns the name by which predictions are stored: 00, 01 and 02 have several.
@@ -153,39 +191,45 @@ class Scripts:
             return runs
         numbers: set[int] = set()
         for part in text.split(","):
-            match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
-            if not match or not int(match[1]) <= int(match[2] or match[1]) < len(runs):
+            chosen = numbers_in(part)
+            if not chosen or chosen[-1] >= len(runs):
                 raise UserError(
                     f"--techniques {text}: {part!r} isn't within 0-{len(runs) - 1}, as"
                     " a number or a range like 5-8",
                     2,
                 )
-            numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+            numbers.update(chosen)
         return [runs[number] for number in sorted(numbers)]
 
     def stage(self, name: str, gpus: int = 1) -> Run:
         """Returns "00", "01", or "02" on `gpus` processes. Raises UserError, StackError."""
         first, *_, last, ddp = self.ladder(gpus)
-        run = {"00": first, "01": last, "02": ddp}[name].replace(
-            name=Path(STAGES[name]).stem, script=name, stage=name, number=None, label=name
+        runs = {
+            "00": first.replace(label="00"),
+            # The last published figure of a technique is that of the whole script.
+            "01": last.replace(
+                label="01", technique="every technique", loss=None, published=last.expected
+            ),
+            "02": ddp.replace(label=f"02, {counted(gpus, 'rank')}"),
+        }
+        return runs[name].replace(
+            name=Path(STAGES[name]).stem, script=name, stage=name, number=None
         )
-        if name == "01":  # the last published figure of a technique is that of the whole script
-            return run.replace(technique="every technique", loss=None, published=run.expected)
-        ranks = "1 rank" if gpus == 1 else f"{gpus} ranks"
-        return run.replace(label=f"02, {ranks}") if name == "02" else run
 
     def for_machine(self, name: str, machine: dict, options: list[str]) -> Run:
         """Returns one of the three scripts in the type that this machine has units for;
         02 on all its GPUs, or on two ranks of a CPU. Raises UserError, StackError."""
         run = self.stage(name, machine["gpus"] or 2)
-        return self.float16(run) if name != "00" and in_float16(machine, options) else run
+        if name != "00" and in_float16(machine, options):
+            return self.float16(run)
+        return run
 
     def float16(self, run: Run) -> Run:
         """Returns 01 or 02, composed with FLOAT16."""
         return run.replace(
             name=f"{run.name}-{FLOAT16}",
             label=f"{run.label} with {FLOAT16}",
-            script=FLOAT16 if run.stage == "01" else f"{run.stage}+{FLOAT16}",
+            script=FLOAT16 if run.stage == "01" else Recipe(("02", FLOAT16)).name,
         )
 
     def find(self, name: str, machine: dict) -> Run:
@@ -193,36 +237,36 @@ class Scripts:
         options. Raises UserError, StackError."""
         if "," in name:
             raise UserError(f"{name} is more than one script: join variants of one by +", 2)
-        run = self.stage(name if name in STAGES else "01")
         if name in STAGES:
-            return run
-        return next(
-            variant
-            for variant in self.variants(run, machine, names=name)
-            if variant.script != run.script
-        )
+            return self.stage(name)
+        base = self.stage("01")
+        runs = self.variants(base, machine, names=name)
+        return next(run for run in runs if run.script != base.script)
 
     def variants(
         self, base: Run, machine: dict, group: str | None = None, names: str | None = None
     ) -> list[Run]:
-        """Returns `base`, 01 or 02, and its variants with each set of measured options: those of a
+        """Returns the variants of `base`, 01 or 02, with each set of measured options: those of a
         group, those in `names`, or all but the compiler's modes and checkpoints. In `names` + joins
         variants, each with its first set, and options behind a name take their place:
         "data-workers --workers 8". Before a variant without dropout comes what it is compared to,
         `base` without dropout. Raises UserError, StackError."""
-        alone = base.torchrun and machine["gpus"] == 1
-        base = base.replace(
-            published=None, loss=None, error="needs two or more GPUs" if alone else None
-        )
-        runs = [base]
+        base = as_baseline(base, machine)
+        runs: list[Run] = []
         for choice in parse_names(names, base, group):
             for options, needs in self.options_of(choice):
                 reference = at_dropout_of(options, base)
-                if reference not in runs:
+                if reference not in (base, *runs):
                     runs.append(reference)
                 error = base.error or lacking(needs, machine)
                 runs.append(variant_run(choice, options, reference).replace(error=error))
         return without_doubles(runs)
+
+    def with_variants(
+        self, base: Run, machine: dict, group: str | None = None, names: str | None = None
+    ) -> list[Run]:
+        """Returns `base` and its variants(), as they are measured together."""
+        return [as_baseline(base, machine), *self.variants(base, machine, group, names)]
 
     def options_of(self, choice: Choice) -> list[tuple[list[str], str]]:
         """Returns each set of options that a choice is measured with, and what that needs. Raises
@@ -233,6 +277,15 @@ class Scripts:
         options, needs = zip(*(patch.option_sets[0] for patch in choice.patches), strict=True)
         joined = choice.options or [*chain.from_iterable(options)]
         return [(joined, ", ".join(filter(None, needs)))]
+
+
+def numbers_in(text: str) -> range:
+    """Returns the numbers in "5" or "5-8"; none for another text."""
+    match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", text)
+    if not match:
+        return range(0)
+    first, last = match.groups()
+    return range(int(first), int(last or first) + 1)
 
 
 def technique_run(number: int, patch: stack.Patch, speed: float, processes: int) -> Run:
@@ -263,20 +316,26 @@ def parse_names(names: str | None, base: Run, group: str | None) -> list[Choice]
     """Returns the variants of `base` in "A,B+C --option 8"; for None those of a group, or all but
     the compiler's modes and checkpoints. Raises UserError for an unknown one, StackError."""
     patches = variants_of(base, group)
-    if names is None:
-        usual = [name for name in patches if group or name not in (COMPILER, CHECKPOINTS)]
-        return [Choice(name, [patches[name]], []) for name in usual]
-    choices = []
-    for words in names.split(","):
-        script, *options = words.split() or [""]
-        parts = script.split("+")
-        for part in parts:
-            if part not in patches:
-                raise UserError(
-                    f"no variant {part!r} of {base.label}; there are {', '.join(patches)}", 2
-                )
-        choices.append(Choice(script, [patches[part] for part in parts], options))
-    return choices
+    if names is not None:
+        return [parse_choice(text, patches, base) for text in names.split(",")]
+    return [
+        Choice(name, [patch], [])
+        for name, patch in patches.items()
+        if group or name not in (COMPILER, CHECKPOINTS)
+    ]
+
+
+def parse_choice(text: str, patches: dict[str, stack.Patch], base: Run) -> Choice:
+    """Returns what "B+C --option 8" chooses of the variants of `base`. Raises UserError for an
+    unknown one."""
+    script, *options = text.split() or [""]
+    parts = script.split("+")
+    for part in parts:
+        if part not in patches:
+            raise UserError(
+                f"no variant {part!r} of {base.label}; there are {', '.join(patches)}", 2
+            )
+    return Choice(script, [patches[part] for part in parts], options)
 
 
 def variants_of(base: Run, group: str | None = None) -> dict[str, stack.Patch]:
@@ -289,6 +348,13 @@ def variants_of(base: Run, group: str | None = None) -> dict[str, stack.Patch]:
         and "Group" in patch.fields
         and group in (None, patch.fields["Group"])
     }
+
+
+def as_baseline(base: Run, machine: dict) -> Run:
+    """Returns 01 or 02 as what variants are compared to on a machine."""
+    is_alone = base.torchrun and machine["gpus"] == 1
+    error = "needs two or more GPUs" if is_alone else None
+    return base.replace(published=None, loss=None, error=error)
 
 
 def variant_run(choice: Choice, options: list[str], reference: Run) -> Run:
@@ -323,7 +389,7 @@ def at_dropout_of(options: list[str], base: Run) -> Run:
 def without_doubles(runs: list[Run]) -> list[Run]:
     """Returns each run once: of two spellings the first, and a line says so. Raises UserError where
     two runs would have one name, since in a journal the second would replace the first."""
-    kept: dict[Spelling, Run] = {}
+    kept: dict[tuple, Run] = {}
     names: dict[str, Run] = {}
     for run in runs:
         first = kept.setdefault(spelling_of(run), run)
@@ -340,12 +406,12 @@ def without_doubles(runs: list[Run]) -> list[Run]:
     return list(kept.values())
 
 
-def spelling_of(run: Run) -> Spelling:
+def spelling_of(run: Run) -> tuple[frozenset[str], frozenset[str]]:
     """Returns what two spellings of one run have in common: the set of its script's variants and
     that of its options, with or without "="."""
     options = re.split(r" (?=--)", " ".join(run.options))
     return (
-        frozenset(str(run.script).split("+")),
+        frozenset(Recipe.of(str(run.script)).parts),
         frozenset(re.sub(r"^(--[\w-]+)=", r"\1 ", option) for option in options),
     )
 
@@ -373,16 +439,27 @@ def lacking(needs: str, machine: dict) -> str | None:
 def has(machine: dict, need: str) -> bool:
     """Returns whether a machine has what a patch's header says that a variant needs, such as
     "package bitsandbytes" or "compute capability 8.9"."""
-    # PyTorch for AMD's GPUs has no version of CUDA.
-    is_amd = machine["gpus"] > 0 and machine.get("cuda", "") is None
-    if need.startswith("package "):
-        return importlib.util.find_spec(need.removeprefix("package ")) is not None
-    if need == "an NVIDIA GPU":
-        return machine["gpus"] > 0 and not is_amd
-    if need == "bfloat16 units":
-        return trained_in(machine) != "float32"
-    if need.startswith("compute capability "):
-        capability = machine.get("capability")  # none of a CPU, on which a variant may emulate
-        least = float(need.removeprefix("compute capability "))
-        return not capability or not is_amd and float(capability) >= least
+    match need.split():
+        case ["package", name]:
+            return importlib.util.find_spec(name) is not None
+        case ["an", "NVIDIA", "GPU"]:
+            return machine["gpus"] > 0 and not is_amd(machine)
+        case ["bfloat16", "units"]:
+            return trained_in(machine) != "float32"
+        case ["compute", "capability", least]:
+            return has_capability(machine, float(least))
     return True
+
+
+def is_amd(machine: dict) -> bool:
+    """Returns whether its GPUs are AMD's, for which PyTorch has no version of CUDA."""
+    return machine["gpus"] > 0 and machine.get("cuda", "") is None
+
+
+def has_capability(machine: dict, least: float) -> bool:
+    """Returns whether a GPU has at least this compute capability. A CPU has none, and variants may
+    emulate there; AMD counts in another way."""
+    capability = machine.get("capability")
+    if not capability:
+        return True
+    return not is_amd(machine) and float(capability) >= least

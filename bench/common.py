@@ -64,9 +64,10 @@ def difference(one: dict, other: dict) -> str | None:
     for name in ("name", "device", "gpus", "torch", *of_a_cpu):
         if one.get(name) != other.get(name):
             return f"{name}: {one.get(name)}, here: {other.get(name)}"
-    cores = one.get("cores"), other.get("cores")
-    if of_a_cpu and None not in cores and cores[0] != cores[1]:  # older journals don't tell
-        return f"cores: {cores[0]}, here: {cores[1]}"
+    cores, cores_here = one.get("cores"), other.get("cores")
+    is_recorded = cores is not None and cores_here is not None  # older journals don't tell
+    if of_a_cpu and is_recorded and cores != cores_here:
+        return f"cores: {cores}, here: {cores_here}"
     if trained_in(one) != trained_in(other):
         return f"dtype: {trained_in(one)}, here: {trained_in(other)}"
     return None
@@ -134,7 +135,8 @@ def other_text(data) -> str:
     in GPT-2's tokens, or where it isn't known."""
     data = data if isinstance(data, dict) else {}
     corpus, in_bytes = str(data.get("corpus") or ""), data.get("tokenizer") == "bytes"
-    if not corpus or corpus.lower().startswith("middlemarch") and not in_bytes:
+    is_book = corpus.lower().startswith("middlemarch") and not in_bytes
+    if not corpus or is_book:
         return ""
     name = corpus if len(corpus) <= 60 else corpus[:59] + "…"
     return f"{name}, its tokens bytes" if in_bytes else name

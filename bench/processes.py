@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,21 @@ def error_line(text: str) -> str:
     return ["no reason given", *lines, *errors][-1]
 
 
-def ask(*command: Any, timeout: Any = None, **environment: Any) -> str:
-    """Returns what Python prints for a script or module of this repository, within `timeout`
-    seconds (default: ANSWER_SECONDS). Raises UserError."""
-    words, seconds = shlex.join(map(relative, command)), timeout or ANSWER_SECONDS
+def ask(
+    command: Sequence[str | Path],
+    environment: dict[str, str] | None = None,
+    seconds: float = ANSWER_SECONDS,
+) -> str:
+    """Returns what Python prints for a script or module of this repository with these variables
+    besides, within so many seconds. Raises UserError."""
+    words = shlex.join(map(relative, command))
     try:
         code, out, err = children.run_child(
-            [sys.executable, *command], ROOT, seconds, **environment
+            [sys.executable, *command],
+            cwd=ROOT,
+            timeout=seconds,
+            cores=None,
+            **(environment or {}),
         )
     except subprocess.TimeoutExpired:
         raise UserError(f"{words} gave no answer within {seconds:g} s")
@@ -40,9 +49,9 @@ def ask(*command: Any, timeout: Any = None, **environment: Any) -> str:
     return out
 
 
-def ask_machine(question: str, **environment: str) -> Any:
+def ask_machine(question: str) -> Any:
     """Returns the answer of bench.measure.environment to one of its questions. Raises UserError."""
-    answer = ask("-m", "bench.measure.environment", question, **environment)
+    answer = ask(["-m", "bench.measure.environment", question])
     return json.loads(answer.splitlines()[-1])
 
 
@@ -65,4 +74,7 @@ def prepare_tokens(folder: Path) -> None:
     fails, or where meta.json is damaged."""
     if not tokens_in(folder):
         print(f"No tokens in {relative(folder)}: running data/prepare.py", flush=True)
-        ask(ROOT / "data" / "prepare.py", "--out", folder.resolve(), timeout=PREPARE_SECONDS)
+        ask(
+            [ROOT / "data" / "prepare.py", "--out", folder.resolve()],
+            seconds=PREPARE_SECONDS,
+        )

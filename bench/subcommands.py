@@ -42,11 +42,13 @@ def number_from(least: float, kind: Callable[[str], float] = float, below: float
     """Returns an option's type for argparse: a number from `least` to less than `below`."""
 
     def number(text: str) -> float:
-        if not least <= (value := kind(text)) < below:
+        value = kind(text)
+        if not least <= value < below:
             raise argparse.ArgumentTypeError(f"{text} is out of range")
         return value
 
     return number
 
 
-positive, above_0 = number_from(1, int), number_from(1e-9, below=1e9)
+positive = number_from(1, int)
+above_0 = number_from(1e-9, below=1e9)

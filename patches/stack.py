@@ -113,7 +113,7 @@ def write_all(files: dict[Path, bytes]) -> list[Path]:
         for path, copy in temporary.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(files[path])
-        with signals_held():  # an interrupt would leave half of the stack
+        with interrupts_delayed():  # an interrupt would leave half of the stack
             for path, copy in temporary.items():
                 copy.replace(path)
     finally:
@@ -123,7 +123,7 @@ def write_all(files: dict[Path, bytes]) -> list[Path]:
 
 
 @contextmanager
-def signals_held() -> Iterator[None]:
+def interrupts_delayed() -> Iterator[None]:
     """Holds SIGINT and SIGTERM back; one that comes meanwhile is raised at the end."""
     received: list[int] = []
     handlers = {

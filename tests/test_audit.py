@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, environment, run_python, small, write_tokens
 
-from bench.predict.store import ask
+from bench.predict.store import run_traces
 from bench.report.page import write_html
 from gpt_speed.audit import render
 from gpt_speed.audit.checks import CANT_TELL, HAS, LACKS, NO_HARDWARE, NOT_HERE, check
@@ -160,7 +160,7 @@ def test_its_work_is_what_predict_traces(ladder, number, options):
     step = Step(ladder(number, *options))
     text = small(list(stack.rebuild_all().values())[number].decode()).encode()
     options = ["--model", "cpu-demo", "--context-length", "32", *options]
-    (traced,) = ask(text, options, [2]).values()
+    (traced,) = run_traces(text, options, [2]).values()
     watched, expected = (totals(works) for works in (work_of(step), traced["step"]))
     assert watched.keys() == expected.keys()
     for group, (kernels, flops, size) in expected.items():

@@ -147,8 +147,8 @@ def test_what_the_tools_know_of_each_kind(kind, tmp_path, monkeypatch):
     half = kind.name == "T4"  # which has units for float16
     asked = []
 
-    def predict(scripts, script, options, *_):
-        asked.append([script, *options])
+    def predict(program, *_, **__):
+        asked.append(program.key.split())
         return SimpleNamespace(needs={8: MemoryNeed(0, 600), 32: MemoryNeed(0, 9)})
 
     monkeypatch.setattr(batches, "predict", predict)
@@ -159,7 +159,7 @@ def test_what_the_tools_know_of_each_kind(kind, tmp_path, monkeypatch):
     # What fits is predicted in the type that is trained in; 00 has no choice.
     assert asked == (
         [
-            ["0", "--model", "gpt2"],
+            ["00", "--model", "gpt2"],
             ["precision-fp16" if half else "10-batch-size", "--model", "gpt2"],
         ]
         if gpu
@@ -170,7 +170,7 @@ def test_what_the_tools_know_of_each_kind(kind, tmp_path, monkeypatch):
     assert asked[3:] == ([["10-batch-size", *options]] if gpu else [])
     # A variant that multiplies in bfloat16 isn't begun where that takes an hour.
     lacks = None if native else "needs bfloat16 units"
-    (_, autocast, half, mixture) = setup.scripts.variants(
+    (autocast, half, mixture) = setup.scripts.variants(
         setup.scripts.stage("01"), here, names="precision-autocast,precision-fp16,model-mixture"
     )
     assert autocast.error == lacks
@@ -388,7 +388,7 @@ def test_a_driver_that_is_too_old_is_told_everywhere(monkeypatch, tmp_path, caps
     assert here["gpu_needs"].startswith(TOLD_OLD)
     monkeypatch.setattr(processes, "ask_machine", dict(compile_error=None).__getitem__)
     assert f"missing        {here['gpu_needs']}\n" in Doctor().answer(setup_of(tmp_path, here))
-    monkeypatch.setattr("bench.measure.machine.this_machine", lambda: here)
+    monkeypatch.setattr("bench.measure.machine.describe_here", lambda: here)
     monkeypatch.setattr(
         sizing,
         "configurations",

@@ -21,8 +21,16 @@ from bench.catalogue import STAGES, Scripts, published
 from bench.cli import make_parser
 from bench.commands.predict import Predict, prices, tokens
 from bench.common import REFERENCE
-from bench.predict import reference, store
-from bench.predict.store import Prediction, at_batch, code_of, fitting, key_of, predict_all
+from bench.predict import meta_patches, reference, store
+from bench.predict.store import (
+    Prediction,
+    at_batch,
+    code_of,
+    fitting,
+    key_of,
+    predict_all,
+    program_of,
+)
 from bench.predict.trace import Recorder
 from bench.report import prediction_tables
 from gpt_speed import children, speed
@@ -117,23 +125,23 @@ def predicted(tmp_path, monkeypatch):
             flops_per_token=7,
         )
 
-    def ask(text, options, batches, optional=()):
+    def run_traces(text, options, batches, optional=()):
         asked.extend([(text, options, [*batches])] if batches else [])
         traces = {batch: trace_of(text, batch) for batch in batches}
         if any(trace is None and batch not in optional for batch, trace in traces.items()):
             raise UserError("it can't be traced")
         return {batch: trace for batch, trace in traces.items() if trace}
 
-    monkeypatch.setattr(store, "ask", ask)
+    monkeypatch.setattr(store, "run_traces", run_traces)
     monkeypatch.setattr(store, "REFERENCE", tmp_path / "reference")
     return SimpleNamespace(
         asked=asked,
         file=tmp_path / "predict.json",
         predict=lambda script, options=(), **more: store.predict(
-            Texts(), script, list(options), tmp_path, **more
+            program_of(Texts(), script, list(options)), tmp_path, **more
         ),
         all=lambda names, **more: predict_all(
-            Texts(), [(name, []) for name in names], tmp_path, 1000, **more
+            [program_of(Texts(), name, []) for name in names], tmp_path, 1000, **more
         ),
     )
 
@@ -304,7 +312,7 @@ def shallow(name) -> bytes:
 
 
 def traced(name, options: list[str], batch: int = 8) -> dict:
-    return store.ask(shallow(name), options, [batch])[batch]
+    return store.run_traces(shallow(name), options, [batch])[batch]
 
 
 def peak(events: list[int]) -> int:
@@ -353,10 +361,12 @@ def test_what_takes_less_memory():
 def test_batches_of_one_process():
     """Larger ones follow from two; none depends on those before it, nor on one that is refused."""
     text = shallow("13-loss-in-graph")  # after it small batches have fewer chunks of logits
-    events = [trace["events"] for trace in store.ask(text, SMALL, [8, 16, 32]).values()]
-    assert at_batch(32, *events[:2]) == events[2] == store.ask(text, SMALL, [32])[32]["events"]
+    events = [trace["events"] for trace in store.run_traces(text, SMALL, [8, 16, 32]).values()]
+    assert (
+        at_batch(32, *events[:2]) == events[2] == store.run_traces(text, SMALL, [32])[32]["events"]
+    )
     options = [*SMALL, "--micro-batches", "4", "--no-compile"]
-    traces = store.ask(shallow("step-accumulation"), options, [2, 4], optional=[2])
+    traces = store.run_traces(shallow("step-accumulation"), options, [2, 4], optional=[2])
     assert traces.keys() == {4} and traces[4]["tokens"] == 4 * 256
 
 
@@ -385,6 +395,21 @@ def test_what_can_not_be_traced_is_said_in_a_line(name, options, says):
         traced(name, [*SMALL, *options])
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (dict(attn_mask=torch.ones(4, 4, dtype=torch.bool)), "a mask"),
+        (dict(is_causal=True, enable_gqa=True), "share keys"),
+    ],
+)
+def test_attention_that_is_not_flash_is_refused(options, says):
+    """It would be counted as a kernel that CUDA doesn't run."""
+    x = torch.empty(1, 2, 4, 8, device="meta")
+    with pytest.raises(NotImplementedError, match=says):
+        meta_patches.attention(x, x, x, **options)
+    assert meta_patches.attention(x, x, x, is_causal=True, scale=0.5).shape == x.shape
+
+
 def test_a_child_that_breaks(monkeypatch):
     run_child = children.run_child
     monkeypatch.setattr(
@@ -395,7 +420,7 @@ def test_a_child_that_breaks(monkeypatch):
         ),
     )
     with pytest.raises(UserError, match="^what it takes can't be predicted: no memory$"):
-        store.ask(b"", SMALL, [1])
+        store.run_traces(b"", SMALL, [1])
 
 
 @pytest.mark.slow
@@ -560,7 +585,7 @@ def command(tmp_path, monkeypatch):
     known, asked = made_up({8: (1024, 900), 16: (2048, 1500), 32: (3072, 3000), 5: (700, 600)}), []
     monkeypatch.setattr(
         "bench.commands.predict.predict",
-        lambda _, __, options, *___: asked.append(options) or known,
+        lambda program, *_: asked.append(program.options) or known,
     )
     setup = setup_of(tmp_path)
     args = dict(

@@ -878,11 +878,10 @@ def test_a_rank_does_not_outlive_its_launcher(tmp_path, monkeypatch, does, linux
     assert not is_running(int((tmp_path / "rank").read_text()))
 
 
-def test_a_question_has_a_time_limit(tmp_path, monkeypatch):
+def test_a_question_has_a_time_limit():
     """A GPU that is stuck answers none."""
-    monkeypatch.setattr(processes, "ANSWER_SECONDS", 0.5)
     with pytest.raises(UserError, match="time.sleep.* gave no answer within 0.5 s$"):
-        processes.ask("-c", "import time; time.sleep(300)")
+        processes.ask(["-c", "import time; time.sleep(300)"], seconds=0.5)
 
 
 # ---- The command line
@@ -965,7 +964,7 @@ def test_what_the_scripts_refuse(main, monkeypatch, tmp_path):
     monkeypatch.setattr(children, "HOME", tmp_path)
     monkeypatch.setattr(children, "on_signals", lambda handler: None)
     monkeypatch.setattr(processes, "ask_machine", main.children.ask_machine)
-    monkeypatch.setattr("bench.measure.machine.this_machine", lambda: CPU)
+    monkeypatch.setattr("bench.measure.machine.describe_here", lambda: CPU)
     code, out, err = main("ladder", "--techniques", "0,8", "--", *TINY, "--no-compile")
     assert (code, out, err) == (2, "", "error: 00_orig: unrecognized arguments: --no-compile\n")
     assert not main.journal.exists()

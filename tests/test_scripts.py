@@ -4,7 +4,7 @@ import pytest
 from made_up import CPU, MACHINE, setup_of
 
 from bench import catalogue as module
-from bench.catalogue import Scripts, lacking
+from bench.catalogue import Recipe, Scripts, lacking
 from bench.common import ROOT
 from bench.report import explorer
 from bench.studies.ladder import Ladder
@@ -68,11 +68,31 @@ def test_the_three_scripts(scripts, name, gpus, label, figures):
     assert scripts.text(run.script) == (ROOT / module.STAGES[name]).read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        ("01", Recipe(("01",))),
+        ("02+precision-fp16", Recipe(("02", "precision-fp16"))),
+        ("precision-autocast@05-bfloat16", Recipe(("precision-autocast",), "05-bfloat16")),
+        ("a+b without 12-huge-pages", Recipe(("a", "b"), left_out="12-huge-pages")),
+    ],
+)
+def test_a_name_is_a_recipe(name, recipe):
+    assert Recipe.of(name) == recipe and recipe.name == name
+
+
+def test_a_technique_left_out_or_a_variant_taken_back(scripts):
+    """Leaving out the last technique of a script that ends with it is the script before."""
+    *_, before, last, _ = [run.script for run in scripts.ladder()]
+    assert scripts.text(f"{last} without {last}") == scripts.text(before)
+    assert scripts.text(f"optimizer-muon@{last}") == scripts.text("optimizer-muon")
+
+
 def test_variants(scripts):
     base = scripts.stage("01")
 
     def labels(**chosen) -> list[str]:
-        runs = scripts.variants(base, MACHINE, **chosen)
+        runs = scripts.with_variants(base, MACHINE, **chosen)
         assert {run.compared_to for run in runs[1:] if "--dropout" not in run.label} == {
             runs[0].name
         }
@@ -92,7 +112,7 @@ def test_variants(scripts):
         for label in every
         for name in (module.COMPILER, module.CHECKPOINTS, "parallel-zero1")
     )
-    _, run = scripts.variants(base, CPU, names="step-accumulation")
+    (run,) = scripts.variants(base, CPU, names="step-accumulation")
     assert (run.name, run.options, run.script, run.stage) == (
         "variant-step-accumulation-micro-batches-4",
         ("--micro-batches", "4"),
@@ -105,7 +125,7 @@ def test_variants(scripts):
 
 
 def test_a_variant_without_dropout_is_compared_to_its_base_without(scripts):
-    base, plain, *variants = scripts.variants(
+    base, plain, *variants = scripts.with_variants(
         scripts.stage("01"),
         MACHINE,
         names="memory-budget, memory-budget --memory-budget 0.5 --dropout=0, gc-freeze,"
@@ -128,7 +148,7 @@ def test_a_variant_without_dropout_is_compared_to_its_base_without(scripts):
 
 @pytest.mark.parametrize(("gpus", "error"), [(1, "needs two or more GPUs"), (4, None)])
 def test_variants_of_02(scripts, gpus, error):
-    runs = scripts.variants(scripts.stage("02", gpus), MACHINE | dict(gpus=gpus), "parallel")
+    runs = scripts.with_variants(scripts.stage("02", gpus), MACHINE | dict(gpus=gpus), "parallel")
     assert {run.processes for run in runs} == {gpus} and runs[0].error == error
     assert error is None or {run.error for run in runs} == {error}
 

@@ -762,7 +762,7 @@ def test_a_run_of_several_variants():
     """Each part with the first of the options that it measures, or all with options of one's own;
     it is the script that `compose` writes."""
     scripts, name = Scripts(), "data-workers+memory-checkpoint+optimizer-adafactor"
-    base, *runs = scripts.variants(
+    base, *runs = scripts.with_variants(
         scripts.stage("01"), dict(gpus=0), names=f"{name}, {name} --workers 4"
     )
     assert [run.options for run in runs] == [("--workers", "2"), ("--workers", "4")]

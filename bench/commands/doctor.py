@@ -4,10 +4,11 @@ import sys
 from pathlib import Path
 
 from bench import processes
-from bench.catalogue import STAGES
+from bench.catalogue import STAGES, Run
 from bench.commands import Command
 from bench.common import BUILD, other_text, relative, tokens_in, trained_in, write_whole
 from bench.measure.environment import missing_here
+from bench.measure.plan import Setup
 from bench.predict.batches import batches_that_fit
 from gpt_speed.common import UserError
 
@@ -28,22 +29,22 @@ class Doctor(Command):
             ("tokens", tokens_line(setup.data)),
         ]
         if machine["gpus"]:
-            sizes = ", ".join(
-                f"{batch} in place of {usual}"
-                for usual, batch in batches_that_fit(setup, composed=True).items()
-            )
-            lines += [
-                (
-                    "GPU",
-                    f"{machine['gpus']} × {machine['name']}, compute capability"
-                    f" {machine['capability']}, driver {machine['driver'] or 'unknown'}",
-                ),
-                ("batch size", sizes or "8 and 32, as published"),
-            ]
+            lines += gpu_lines(setup)
         lines += [("missing", thing) for thing in missing_here(machine, compile_error)]
         begun = any(setup.results.glob("*.jsonl"))
         lines.append(("next", f"python measure.py {'report' if begun else 'stages'}"))
         return "\n".join(f"{name:15}{text}" for name, text in lines)
+
+
+def gpu_lines(setup: Setup) -> list[tuple[str, str]]:
+    """Returns which GPUs there are, and the batch sizes that fit them."""
+    machine, batches = setup.machine, batches_that_fit(setup, composed=True)
+    gpus = (
+        f"{machine['gpus']} × {machine['name']}, compute capability {machine['capability']},"
+        f" driver {machine['driver'] or 'unknown'}"
+    )
+    sizes = ", ".join(f"{batch} in place of {usual}" for usual, batch in batches.items())
+    return [("GPU", gpus), ("batch size", sizes or "8 and 32, as published")]
 
 
 def tokens_line(data: Path) -> str:
@@ -74,19 +75,18 @@ class Fits(Command):
         if machine.get("gpu_needs") and stage == "00":
             print(f"missing: {machine['gpu_needs']}", file=sys.stderr)
         batch = batches_that_fit(setup, composed=True).get("8" if stage == "00" else "32")
-        words, run = [STAGES[stage]], setup.scripts.for_machine(stage, machine, setup.options)
-        if run.script != stage:
-            path = BUILD / f"{run.name}.py"
-            write_whole(path, setup.scripts.text(run.script))
-            words = [
-                relative(path),
-                "--data",
-                relative(setup.data),
-                "--results-dir",
-                relative(setup.results),
-            ]
-            print(
-                f"{run.label}, as {words[0]}: {machine['dtype_reason'].partition(';')[0]}",
-                file=sys.stderr,
-            )
-        return " ".join([*words, *([f"--batch-size {batch}"] if batch else [])])
+        run = setup.scripts.for_machine(stage, machine, setup.options)
+        words = [STAGES[stage]] if run.script == stage else composed_command(run, setup)
+        if batch:
+            words += ["--batch-size", str(batch)]
+        return " ".join(words)
+
+
+def composed_command(run: Run, setup: Setup) -> list[str]:
+    """Writes a composed script to build/, and says so; returns its command line there."""
+    path = BUILD / f"{run.name}.py"
+    write_whole(path, setup.scripts.text(run.script))
+    reason = setup.machine["dtype_reason"].partition(";")[0]
+    print(f"{run.label}, as {relative(path)}: {reason}", file=sys.stderr)
+    folders = ["--data", relative(setup.data), "--results-dir", relative(setup.results)]
+    return [relative(path), *folders]

@@ -3,7 +3,7 @@
 import argparse
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from bench.commands import Command
 from bench.common import relative
@@ -81,8 +81,9 @@ def studies_to_measure(names: str) -> list[Study]:
         if study.position and study.report_options
     }
     chosen = names.replace(",", " ").split() or [*studies]
-    if unknown := [name for name in chosen if name not in studies]:
-        raise UserError(f"--studies: {unknown[0]!r} is none of {', '.join(studies)}", 2)
+    for name in chosen:
+        if name not in studies:
+            raise UserError(f"--studies: {name!r} is none of {', '.join(studies)}", 2)
     return [study for name, study in studies.items() if name in chosen]
 
 
@@ -90,6 +91,21 @@ def setup_for(study: Study, line: str, setup: Setup) -> Setup:
     """Returns the setup of a report with a study's own options, a line."""
     args = argparse.Namespace(**study.arguments(line) | vars(setup.args))
     return replace(setup, in_report=True, args=args)
+
+
+@dataclass
+class Progress:
+    """How far a report has come."""
+
+    unfinished: list[str]  # the names of studies, one as often as it has jobs
+    refused: dict[str, str] = field(default_factory=dict)  # the studies that can't run, and why
+    has_failed: bool = False  # whether a run has
+
+    def missing(self) -> dict[str, str]:
+        """Returns the studies that aren't finished, and why."""
+        return {
+            name: self.refused.get(name, "run it again to continue") for name in self.unfinished
+        }
 
 
 def make_report(jobs: list[tuple[Study, Setup]], setup: Setup) -> int:
@@ -102,32 +118,36 @@ def make_report(jobs: list[tuple[Study, Setup]], setup: Setup) -> int:
     for thing in look["missing"]:
         print(f"missing: {thing}")
     batches = batches_that_fit(setup, composed=False)
-    unfinished, refused, failures = [study.name for study, _ in jobs], {}, False
+    for _, own in jobs:
+        own.matmul_peak, own.batches = look["matmul_peak"], batches
+    progress = Progress([study.name for study, _ in jobs])
     try:
-        for study, own in jobs:
-            if time.monotonic() > deadline:
-                break
-            if study.name in refused:
-                continue
-            print(f"--- {study.name}", flush=True)
-            own.matmul_peak, own.batches = look["matmul_peak"], batches
-            try:
-                finished, measured = run_study(study, own, resume=None, deadline=deadline)
-                failures |= any(map(study.failed, measured))
-                if finished:
-                    unfinished.remove(study.name)
-            except (UserError, StackError, OSError) as error:
-                print(f"error: {study.name}: {error}", file=sys.stderr)
-                refused[study.name], failures = str(error), True
+        measure_studies(jobs, progress, deadline)
     finally:
-        path = write_page(
-            all_studies(),
-            setup.results,
-            {name: refused.get(name, "run it again to continue") for name in unfinished},
-        )
-    head = path.read_text(encoding="utf-8").partition("## ")[0]
-    print(f"\n{head}{relative(path)}, after {(time.monotonic() - began) / 60:.1f} minutes")
-    return int(failures)
+        page = write_page(all_studies(), setup.results, progress.missing())
+    head = page.read_text(encoding="utf-8").partition("## ")[0]
+    print(f"\n{head}{relative(page)}, after {(time.monotonic() - began) / 60:.1f} minutes")
+    return int(progress.has_failed or bool(progress.refused))
+
+
+def measure_studies(jobs: list[tuple[Study, Setup]], progress: Progress, deadline: float) -> None:
+    """Measures one study after the other until `deadline`, in seconds of time.monotonic(). One that
+    can't run is named, and stops no other."""
+    for study, setup in jobs:
+        if time.monotonic() > deadline:
+            return
+        if study.name in progress.refused:
+            continue
+        print(f"--- {study.name}", flush=True)
+        try:
+            finished, measured = run_study(study, setup, resume=None, deadline=deadline)
+        except (UserError, StackError, OSError) as error:
+            print(f"error: {study.name}: {error}", file=sys.stderr)
+            progress.refused[study.name] = str(error)
+            continue
+        progress.has_failed |= any(map(study.failed, measured))
+        if finished:
+            progress.unfinished.remove(study.name)
 
 
 class Readme(Command):

@@ -2,16 +2,26 @@
 the batch that fits, the tokens per second, and what a number of tokens costs."""
 
 import re
+from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import cycle
 from pathlib import Path
 
 from bench.catalogue import Run
 from bench.commands import Command
 from bench.common import has_option
+from bench.measure.plan import Setup
 from bench.predict import reference
-from bench.predict.store import OTHERS, Prediction, code_of, fitting, predict, predict_all, span
+from bench.predict.store import (
+    OTHERS,
+    Prediction,
+    code_of,
+    fitting,
+    predict,
+    predict_all,
+    program_of,
+    span,
+)
 from bench.subcommands import above_0, number_from, positive
 from gpt_speed.cards import CARDS, Card, named
 from gpt_speed.common import UserError
@@ -61,63 +71,10 @@ class Predict(Command):
     group = "start here"
 
     def options(self, parser):
-        parser.add_argument(
-            "--gpu",
-            default="all",
-            help="names or parts of them, such as 4090 or H100,H200; 8xH100: also"
-            " 02 on eight; list prints all (default: all)",
-        )
-        parser.add_argument(
-            "--memory", metavar="GB", type=above_0, help="a GPU with this much memory instead"
-        )
-        parser.add_argument(
-            "--bandwidth", metavar="GB/S", type=above_0, help="its memory bandwidth"
-        )
-        parser.add_argument(
-            "--tflops",
-            metavar="N",
-            type=above_0,
-            help="its dense bfloat16 matmul throughput by the datasheet, TFLOP/s",
-        )
-        parser.add_argument(
-            "--model", default="gpt2", help="--model of the scripts (default: %(default)s)"
-        )
-        parser.add_argument(
-            "--batch-size",
-            metavar="N",
-            type=positive,
-            help="of each GPU (default: the largest that fits)",
-        )
-        parser.add_argument(
-            "--techniques",
-            metavar="0,5-8",
-            help="the scripts after these techniques, instead of 00 and 01",
-        )
-        parser.add_argument(
-            "--variants",
-            metavar="A,B+C",
-            help="variants of 01 or 02 besides, maybe with other options:"
-            ' "step-accumulation --micro-batches 8"; + joins several',
-        )
-        parser.add_argument(
-            "--tokens",
-            metavar="N",
-            type=tokens,
-            help="how long it takes to train on so many: 10e9, 10B, 300M, 1T",
-        )
-        parser.add_argument(
-            "--price",
-            metavar="PER_HOUR",
-            type=prices,
-            help="of one GPU, in any currency: what it costs; of several GPUs one each: 2.7,1.7",
-        )
-        parser.add_argument("--retrace", action="store_true", help="ignore stored predictions")
-        parser.add_argument(
-            "--all",
-            action="store_true",
-            help="trace into --results-dir what the pages show where it is missing"
-            " or its script has changed, with --retrace all (two hours)",
-        )
+        add_gpu_options(parser)
+        add_script_options(parser)
+        add_length_options(parser)
+        add_tracing_options(parser)
 
     def answer(self, setup):
         args = setup.args
@@ -131,19 +88,86 @@ class Predict(Command):
         cards, gpus = cards_of(args)
         smallest = min(card.mib for card in cards.values()) - OTHERS
         if args.all:
-            return predict_all(
-                setup.scripts, reference.wanted(), setup.results, smallest, args.retrace
-            )
-        rows, sentences = forecasts(setup, cards, chosen(setup, gpus), smallest)
-        answers = [*sentences, ""] if len(cards) <= FEW else []
-        table = markdown(table_of(rows, len(cards), args))
-        return "\n".join([*answers, table, *notes_of(setup, rows)])
+            programs = [program_of(setup.scripts, *pair) for pair in reference.wanted()]
+            return predict_all(programs, setup.results, smallest, args.retrace)
+        return answer_text(setup, forecasts(setup, cards, chosen(setup, gpus), smallest))
 
 
-def cards_of(args) -> tuple[dict[str, Card], int]:
+def add_gpu_options(parser: ArgumentParser) -> None:
+    """Adds on which GPUs: by their names, or one by what it can do."""
+    parser.add_argument(
+        "--gpu",
+        default="all",
+        help="names or parts of them, such as 4090 or H100,H200; 8xH100: also"
+        " 02 on eight; list prints all (default: all)",
+    )
+    parser.add_argument(
+        "--memory", metavar="GB", type=above_0, help="a GPU with this much memory instead"
+    )
+    parser.add_argument("--bandwidth", metavar="GB/S", type=above_0, help="its memory bandwidth")
+    parser.add_argument(
+        "--tflops",
+        metavar="N",
+        type=above_0,
+        help="its dense bfloat16 matmul throughput by the datasheet, TFLOP/s",
+    )
+
+
+def add_script_options(parser: ArgumentParser) -> None:
+    """Adds what is trained: which scripts, and at which size."""
+    parser.add_argument(
+        "--model", default="gpt2", help="--model of the scripts (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--batch-size",
+        metavar="N",
+        type=positive,
+        help="of each GPU (default: the largest that fits)",
+    )
+    parser.add_argument(
+        "--techniques",
+        metavar="0,5-8",
+        help="the scripts after these techniques, instead of 00 and 01",
+    )
+    parser.add_argument(
+        "--variants",
+        metavar="A,B+C",
+        help="variants of 01 or 02 besides, maybe with other options:"
+        ' "step-accumulation --micro-batches 8"; + joins several',
+    )
+
+
+def add_length_options(parser: ArgumentParser) -> None:
+    """Adds how long is trained, and what that costs."""
+    parser.add_argument(
+        "--tokens",
+        metavar="N",
+        type=tokens,
+        help="how long it takes to train on so many: 10e9, 10B, 300M, 1T",
+    )
+    parser.add_argument(
+        "--price",
+        metavar="PER_HOUR",
+        type=prices,
+        help="of one GPU, in any currency: what it costs; of several GPUs one each: 2.7,1.7",
+    )
+
+
+def add_tracing_options(parser: ArgumentParser) -> None:
+    """Adds what is traced though predictions are stored."""
+    parser.add_argument("--retrace", action="store_true", help="ignore stored predictions")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="trace into --results-dir what the pages show where it is missing"
+        " or its script has changed, with --retrace all (two hours)",
+    )
+
+
+def cards_of(args: Namespace) -> tuple[dict[str, Card], int]:
     """Returns the cards that are asked for, by their names, and how many of one 02 has: 0 where it
     isn't asked for. Raises UserError."""
-    number, names = parse_gpus(args.gpu)
+    gpus, names = parse_gpus(args.gpu)
     check_own_card(args, names)
     if args.memory:
         cards = {f"{args.memory:g} GB": own_card(args)}
@@ -151,25 +175,34 @@ def cards_of(args) -> tuple[dict[str, Card], int]:
         cards = {name: card for name, card in CARDS.items() if card.capability >= OLDEST}
     else:
         cards = {name: CARDS[name] for name in named(names)}
-    if args.price and (not args.tokens or len(args.price) not in (1, len(cards))):
+    check_prices(args, [*cards])
+    return cards, gpus
+
+
+def check_prices(args: Namespace, cards: list[str]) -> None:
+    """Raises UserError for prices that aren't those of the cards, or without tokens to buy."""
+    if not args.price:
+        return
+    if not args.tokens or len(args.price) not in (1, len(cards)):
         raise UserError(
             f"--price needs --tokens, and one price, or one for each of {len(cards)}"
             f" GPUs: {', '.join(cards)}",
             2,
         )
-    return cards, number
 
 
 def parse_gpus(text: str) -> tuple[int, str]:
     """Returns (8, "H100") for "8xH100", and (0, "H100") for "H100"."""
-    number, names = re.fullmatch(r"(?:([1-9]\d*) *[xX×])?\s*(.*)", text.strip(), re.DOTALL).groups()
+    match = re.fullmatch(r"(?:([1-9]\d*) *[xX×])?\s*(.*)", text.strip(), re.DOTALL)
+    number, names = match.groups()
     return int(number or 0), names
 
 
-def check_own_card(args, names: str) -> None:
+def check_own_card(args: Namespace, names: str) -> None:
     """Raises UserError where a GPU is described by half, or named as well."""
     has_half_a_speed = (args.bandwidth is None) != (args.tflops is None)
-    if has_half_a_speed or args.bandwidth and not args.memory:
+    has_speed_alone = args.bandwidth and not args.memory
+    if has_half_a_speed or has_speed_alone:
         raise UserError("--bandwidth and --tflops tell a speed together, with --memory", 2)
     if not args.memory:
         return
@@ -183,7 +216,7 @@ def check_own_card(args, names: str) -> None:
         raise UserError("--tokens needs a speed: beside --memory, --bandwidth and --tflops", 2)
 
 
-def own_card(args) -> Card:
+def own_card(args: Namespace) -> Card:
     """Returns the GPU that --memory, --bandwidth and --tflops describe."""
     rate = args.tflops or 0
     return Card(
@@ -198,7 +231,7 @@ def own_card(args) -> Card:
     )
 
 
-def chosen(setup, gpus: int) -> list[Run]:
+def chosen(setup: Setup, gpus: int) -> list[Run]:
     """Returns the scripts that are asked for, those of several GPUs on this many. Raises
     UserError, StackError."""
     scripts, args = setup.scripts, setup.args
@@ -207,12 +240,17 @@ def chosen(setup, gpus: int) -> list[Run]:
     runs = [scripts.stage(name, gpus) for name in names]
     if args.techniques:
         runs = scripts.select(args.techniques, scripts.ladder(gpus))
-    of_02 = {patch.name for patch in stack.load_variants() if patch.base == Path(stack.DDP).stem}
-    for text in filter(str.strip, (args.variants or "").split(",")):
-        first = re.split(r"[+\s]", text.strip())[0]
-        base = scripts.stage("02" if first in of_02 else "01", gpus)
-        runs += scripts.variants(base, dict(gpus=gpus), names=text)[1:]
+    for names_of_one in filter(str.strip, (args.variants or "").split(",")):
+        base = scripts.stage(base_of(names_of_one), gpus)
+        runs += scripts.variants(base, dict(gpus=gpus), names=names_of_one)
     return list({run.name: run for run in runs}.values())
+
+
+def base_of(names: str) -> str:
+    """Returns of which script "A+B --option 8" are variants, by the first: 01 or 02."""
+    first = re.split(r"[+\s]", names.strip())[0]
+    of_02 = {patch.name for patch in stack.load_variants() if patch.base == Path(stack.DDP).stem}
+    return "02" if first in of_02 else "01"
 
 
 @dataclass(frozen=True)
@@ -236,7 +274,7 @@ class Forecast:
 
     @property
     def memory_batch(self) -> int:
-        """The batch size whose memory is told, also where it doesn't fit."""
+        """The batch size whose memory the answer names, also where it doesn't fit."""
         return self.batch or self.wanted_batch or min(self.prediction.needs)
 
     @property
@@ -332,35 +370,61 @@ def reserves_more(run: Run) -> bool:
 
 
 def forecasts(
-    setup, cards: dict[str, Card], runs: list[Run], smallest: int
-) -> tuple[list[Forecast], list[str]]:
-    """Returns every script on every card, and the answer in words for each card: that of the last
-    script. `smallest`: the MiB of the smallest card. Raises UserError, StackError."""
-    args, options = setup.args, ["--model", setup.args.model, *setup.options]
+    setup: Setup, cards: dict[str, Card], runs: list[Run], smallest: int
+) -> dict[str, list[Forecast]]:
+    """Returns by each card's name what every script does on it. `smallest`: the MiB of the smallest
+    card. Raises UserError, StackError."""
+    args = setup.args
+    by_card = {}
+    prices = one_price_each(args.price, len(cards))
     predictions: dict[str, Prediction] = {}
-    rows: list[Forecast] = []
-    sentences = []
-    for (name, card), price in zip(cards.items(), cycle(args.price or [None]), strict=False):
-        for run in runs:
-            if not has_option("--dtype", options):
-                run = reference.in_place(setup.scripts, run, card)
+    for (name, card), price in zip(cards.items(), prices, strict=True):
+        own_runs = runs_on(card, runs, setup)
+        for run in own_runs:
             if run.name not in predictions:
-                predictions[run.name] = predict(
-                    setup.scripts,
-                    run.script,
-                    [*options, *run.options],
-                    setup.results,
-                    smallest,
-                    args.batch_size,
-                    args.retrace,
-                )
-            prediction = predictions[run.name]
-            rows.append(Forecast(name, card, run, prediction, args.batch_size, args.tokens, price))
-        sentences.append(rows[-1].sentence(args.model))
-    return rows, sentences
+                predictions[run.name] = predict_run(run, setup, smallest)
+        by_card[name] = [
+            Forecast(name, card, run, predictions[run.name], args.batch_size, args.tokens, price)
+            for run in own_runs
+        ]
+    return by_card
 
 
-def table_of(rows: list[Forecast], cards: int, args) -> Table:
+def one_price_each(prices: list[float] | None, cards: int) -> list[float | None]:
+    """Returns a price for each of the cards: one may be that of all, and there may be none."""
+    prices = prices or [None]
+    return prices if len(prices) > 1 else prices * cards
+
+
+def runs_on(card: Card, runs: list[Run], setup: Setup) -> list[Run]:
+    """Returns what a card trains in place of the scripts, unless the options choose the type."""
+    if has_option("--dtype", setup.options):
+        return runs
+    return [reference.in_place(setup.scripts, run, card) for run in runs]
+
+
+def predict_run(run: Run, setup: Setup, smallest: int) -> Prediction:
+    """Returns what a script takes with the options of the command line. Raises UserError,
+    StackError."""
+    args = setup.args
+    options = ["--model", args.model, *setup.options, *run.options]
+    program = program_of(setup.scripts, run.script, options)
+    return predict(program, setup.results, smallest, args.batch_size, args.retrace)
+
+
+def answer_text(setup: Setup, by_card: dict[str, list[Forecast]]) -> str:
+    """Returns the answer in words of the last script on each of a few cards, the table, and what
+    has to be known of it. Raises StackError."""
+    rows = [row for rows in by_card.values() for row in rows]
+    lines = []
+    if len(by_card) <= FEW:
+        lines = [rows_of_card[-1].sentence(setup.args.model) for rows_of_card in by_card.values()]
+        lines.append("")
+    table = table_of(rows, len(by_card), setup.args)
+    return "\n".join([*lines, markdown(table), *notes_of(setup, rows)])
+
+
+def table_of(rows: list[Forecast], cards: int, args: Namespace) -> Table:
     """Returns at which batch and how fast each script is on each card; of a single card where the
     time of a step goes; and if asked for how long args.tokens take, and what they cost."""
     size = f"batch {args.batch_size}" if args.batch_size else "the largest batch, a power of two"
@@ -388,14 +452,15 @@ def range_text(ends: tuple[float, float] | None) -> str:
     return span(*ends) if ends else ""
 
 
-def notes_of(setup, rows: list[Forecast]) -> list[str]:
+def notes_of(setup: Setup, rows: list[Forecast]) -> list[str]:
     """Returns what has to be known of the figures. Raises StackError."""
     notes = [NOTE]
     if any(row.run.processes > 1 for row in rows):
         notes.append(ON_SEVERAL)
     if any(row.speed == UNCHECKED for row in rows):
         notes.append(OUTSIDE)
-    if changed := changed_scripts(setup, rows):
+    changed = changed_scripts(setup, rows)
+    if changed:
         notes.append(
             f"The code of {', '.join(changed)} has changed since it was"
             " predicted. --retrace traces it."
@@ -403,13 +468,9 @@ def notes_of(setup, rows: list[Forecast]) -> list[str]:
     return notes
 
 
-def changed_scripts(setup, rows: list[Forecast]) -> list[str]:
+def changed_scripts(setup: Setup, rows: list[Forecast]) -> list[str]:
     """Returns the scripts that had other code when they were traced. Raises StackError."""
-    by_run = {row.run.name: row for row in rows}
+    codes = {(row.run.script, row.prediction.code) for row in rows}
     return sorted(
-        {
-            str(row.run.script)
-            for row in by_run.values()
-            if row.prediction.code != code_of(setup.scripts.text(row.run.script))
-        }
+        {str(script) for script, code in codes if code != code_of(setup.scripts.text(script))}
     )

@@ -143,7 +143,8 @@ class Pack(Command):
             raise UserError(f"{relative(target)} exists: nothing is overwritten")
         with locked(results):
             try:
-                if missing := what_is_missing(results):
+                missing = what_is_missing(results)
+                if missing:
                     raise UserError(f"{relative(results)} isn't complete: {'; '.join(missing)}")
                 write_page(all_studies(), results, {})  # it may be older
             except DAMAGE as error:
@@ -188,7 +189,8 @@ def what_is_missing(results: Path) -> list[str]:
 def faults_of(measured: Measurement, rows: list[Row]) -> list[str]:
     """Returns why others may not quote a measurement."""
     faults = []
-    if failed := [row.label for row in rows if row.outcome and row.outcome.failed]:
+    failed = [row.label for row in rows if row.outcome and row.outcome.failed]
+    if failed:
         faults.append(f"{', '.join(failed)} failed")
     if measured.options:
         faults.append(f"measured with {' '.join(measured.options)}")

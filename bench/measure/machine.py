@@ -11,7 +11,7 @@ from gpt_speed.common import UserError
 FIELDS = {"machine", "matmul_peak", "memory_gb", "compile_error", "missing"}
 
 
-def this_machine() -> dict:
+def describe_here() -> dict:
     """Returns this machine, as bench.measure.hardware.this_machine does. Raises UserError."""
     print("Looking at this machine", file=sys.stderr, flush=True)
     return processes.ask_machine("this_machine")
@@ -20,7 +20,7 @@ def this_machine() -> dict:
 def look_at(results: Path) -> dict:
     """Returns what bench.measure.hardware.look sees here, and keeps it in a folder of results.
     Raises UserError where that holds another machine's report."""
-    here, look = this_machine(), read_look(results)
+    here, look = describe_here(), read_look(results)
     if look and (different := difference(look["machine"], here)):
         raise UserError(
             f"{relative(results)} holds the report of another machine or PyTorch"

@@ -85,7 +85,7 @@ class Outcome:
 
 
 COMPLETE = Outcome()
-TOO_LARGE = Status.OUT_OF_MEMORY, Status.TOO_LARGE
+DOES_NOT_FIT = Status.OUT_OF_MEMORY, Status.TOO_LARGE  # where sizes grow
 
 
 @dataclass(frozen=True)

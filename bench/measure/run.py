@@ -14,7 +14,7 @@ from bench.measure import sizing
 from bench.measure.child import command_of, printed, run_job
 from bench.measure.journal import Measurement, Result, append, data_of, journal_of, read_journal
 from bench.measure.plan import Job, Measurable, Plan, Setup
-from bench.measure.records import TOO_LARGE, Status
+from bench.measure.records import DOES_NOT_FIT, Status
 from bench.measure.sizing import Length, in_words
 from gpt_speed.common import UserError, counted, listed
 
@@ -121,8 +121,8 @@ def failed(measurement: Measurement) -> bool:
 
 def has_answer(result: Result, plan: Plan) -> bool:
     """Returns whether a result is what its run was for: figures, or that it doesn't fit."""
-    too_large = plan.growth is not None and result.outcome.status in TOO_LARGE
-    return result.outcome.complete or too_large
+    is_too_large = plan.growth is not None and result.outcome.status in DOES_NOT_FIT
+    return result.outcome.complete or is_too_large
 
 
 class Runner:

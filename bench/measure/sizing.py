@@ -97,7 +97,7 @@ def ask_scripts(requests: list[tuple]) -> list[dict]:
     """Returns what read_configurations does in a process of its own; for 02, as if torchrun had
     started it. Raises UserError."""
     one_rank = dict(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-    answers = processes.ask("-m", "bench.measure.sizing", json.dumps(requests), **one_rank)
+    answers = processes.ask(["-m", "bench.measure.sizing", json.dumps(requests)], one_rank)
     return json.loads(answers)
 
 

@@ -6,7 +6,7 @@ from bench import processes
 from bench.catalogue import FLOAT16, in_float16
 from bench.common import has_option, trained_in
 from bench.measure.plan import Setup
-from bench.predict.store import fitting, predict
+from bench.predict.store import fitting, predict, program_of
 from gpt_speed.common import UserError
 
 PUBLISHED = {"8": "0", "32": "10-batch-size"}  # the first script with each size
@@ -14,8 +14,8 @@ LOADED = 300  # MiB that kernels and libraries still take of what is free
 
 
 def batches_that_fit(setup: Setup, composed: bool) -> dict[str, int]:
-    """Returns the batch sizes that take the place of the published ones, by these, and prints what
-    it has found. There are none where the published ones fit, where the options choose one, or
+    """Returns the batch sizes that take the place of the published ones, by these, and prints
+    them. There are none where the published ones fit, where the options choose one, or
     without a GPU. `composed`: 01 is composed with precision-fp16 where the GPU needs it."""
     if setup.device != "cuda" or has_option("--batch-size", setup.options):
         return {}
@@ -42,7 +42,8 @@ def largest_batches(setup: Setup, free: int, composed: bool) -> dict[str, int]:
     UserError."""
     batches = {}
     for size, (script, options) in scripts_to_fit(setup, composed).items():
-        needs = predict(setup.scripts, script, options, setup.results, free - LOADED).needs
+        program = program_of(setup.scripts, script, options)
+        needs = predict(program, setup.results, smallest=free - LOADED).needs
         batches[size] = min(int(size), fitting(needs, free, others=LOADED) or 1)
     batches["32"] = min(batches["32"], 4 * batches["8"])
     return batches
@@ -54,9 +55,9 @@ def scripts_to_fit(setup: Setup, composed: bool) -> dict[str, tuple[str, list[st
     model = [] if has_option("--model", options) else ["--model", "gpt2"]
     # 00 has nothing to compile.
     of_00 = [word for word in options if word not in ("--compile", "--no-compile")]
-    fast, dtype = PUBLISHED["32"], []
+    larger, dtype = PUBLISHED["32"], []
     if composed and in_float16(setup.machine, options):
-        fast = FLOAT16
+        larger = FLOAT16
     elif trained_in(setup.machine) == "float32" and not has_option("--dtype", options):
         dtype = ["--dtype", "float32"]
-    return {"8": (PUBLISHED["8"], [*model, *of_00]), "32": (fast, [*model, *dtype, *options])}
+    return {"8": (PUBLISHED["8"], [*model, *of_00]), "32": (larger, [*model, *dtype, *options])}

@@ -7,7 +7,9 @@ fusions, and so some temporaries, may differ from a GPU's.
 """
 
 import copy
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import sympy
 import torch
@@ -26,16 +28,25 @@ from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.virtualized import V
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
-from bench.predict.meta_patches import key_of, real_compile, replaced
+from bench.predict.meta_patches import real_compile, replaced, storage_id
 
 PYTORCH = "2.13"  # the version whose compiler and optimizers this knows from within
+
+
+def no_rng_is_recomputable(_) -> bool:
+    """Random numbers needn't be the same in what is computed again."""
+    return False
+
+
 PLANNING = {
     "torch._functorch.config.force_non_lazy_backward_lowering": True,
     # No kernel is used: without vectors they are written sooner.
     "torch._inductor.config.cpp.simdlen": 1,
-    # Random numbers needn't be the same in what is computed again.
-    "torch._functorch.partitioners.has_recomputable_rng_ops": lambda _: False,
+    "torch._functorch.partitioners.has_recomputable_rng_ops": no_rng_is_recomputable,
 }
+
+
+# ---- A graph's program, whose kernels are left out
 
 
 def touch(node: SchedulerNode, index_vars) -> None:
@@ -48,10 +59,18 @@ def touch(node: SchedulerNode, index_vars) -> None:
             V.ops.store(use.buffer_name, start, "0", use.mode)
 
 
-def program(graph, inputs: list, is_backward: bool):
-    """Returns the compiler's program of a graph, to be called with a list of tensors without
-    storage. Its kernels only count their work; they are never written in C++."""
-    kernels = {}
+def no_loops(*_) -> None:
+    """Replaces what writes a kernel in C++."""
+
+
+def count_kernel(updated: int, *args) -> None:
+    """Is called in place of a kernel, which would change the first `updated` of its tensors."""
+    _get_current_dispatch_mode().add_compiled_kernel(updated, *args)
+
+
+def definition_into(kernels: dict[str, Callable]) -> Callable:
+    """Returns what replaces the compiler's own definition of a kernel: one that only counts its
+    work is added to `kernels`."""
 
     def define_kernel(scheduling, source, nodes, arguments=None) -> str:
         arguments = arguments or scheduling.kernel_group.args
@@ -61,35 +80,59 @@ def program(graph, inputs: list, is_backward: bool):
             if isinstance(buffer, InplacedBuffer)
         }  # they come first
         name = f"kernel_{len(kernels)}"
-        kernels[name] = lambda *args: _get_current_dispatch_mode().compiled_kernel(
-            len(updated), *args
-        )
+        kernels[name] = partial(count_kernel, len(updated))
         return name
 
-    with (
-        V.set_fake_mode(detect_fake_mode(inputs)),
-        V.set_debug_handler(DebugContext()),
-        replaced(
-            {
-                "torch._inductor.codegen.cpp.CppScheduling.define_kernel": define_kernel,
-                "torch._inductor.codegen.cpp.CppKernelProxy.codegen_loops": lambda *_: None,
-                "torch._inductor.scheduler.SchedulerNode.codegen": touch,
-            }
-        ),
-    ):
+    return define_kernel
+
+
+def source_of(graph, inputs: list, is_backward: bool) -> str:
+    """Returns the text of the compiler's program of a graph."""
+    with V.set_fake_mode(detect_fake_mode(inputs)), V.set_debug_handler(DebugContext()):
         compile_fx.view_to_reshape(graph)
         compile_fx._recursive_post_grad_passes(graph, is_inference=False)
         lowering = GraphLowering(graph, example_inputs=inputs, is_backward=is_backward)
         with V.set_graph_handler(lowering):
             lowering.run(*inputs)
             code, _ = lowering.codegen()
-    scope = {"__name__": "compiled", **kernels}
-    exec(code.value, scope)
-    scope["empty_strided_cpu"] = lambda size, stride, dtype: torch.empty_strided(
-        size, stride, dtype=dtype, device="meta"
-    )
-    scope["assert_size_stride"] = lambda *_: None  # operators may lay out others
-    return scope["call"]
+    return code.value
+
+
+def empty_on_meta(size, stride, dtype) -> torch.Tensor:
+    """Replaces the program's own function, which would take memory of the CPU."""
+    return torch.empty_strided(size, stride, dtype=dtype, device="meta")
+
+
+def any_layout(*_) -> None:
+    """Replaces the check of strides: without storage, operators may lay out others."""
+
+
+def program(graph, inputs: list, is_backward: bool) -> Callable:
+    """Returns the compiler's program of a graph, to be called with a list of tensors without
+    storage. Its kernels only count their work; they are never written in C++."""
+    kernels: dict[str, Callable] = {}
+    without_code = {
+        "torch._inductor.codegen.cpp.CppScheduling.define_kernel": definition_into(kernels),
+        "torch._inductor.codegen.cpp.CppKernelProxy.codegen_loops": no_loops,
+        "torch._inductor.scheduler.SchedulerNode.codegen": touch,
+    }
+    with replaced(without_code):
+        source = source_of(graph, inputs, is_backward)
+    names = {"__name__": "compiled", **kernels}
+    exec(source, names)
+    names["empty_strided_cpu"], names["assert_size_stride"] = empty_on_meta, any_layout
+    return names["call"]
+
+
+# ---- The two graphs of a model
+
+
+class Programs(NamedTuple):
+    """A compiled model's forward and backward pass."""
+
+    forward: Callable
+    backward: Callable
+    order: list[int]  # the places of what `forward` takes, among the model's tensors and inputs
 
 
 class Planned(Exception):
@@ -97,72 +140,98 @@ class Planned(Exception):
     which isn't run."""
 
 
-def plan(model: nn.Module, tensors: tuple, inputs: tuple) -> tuple:
-    """Returns the compiler's programs for the forward and the backward pass of `model`, and which
-    of `tensors`, its parameters, buffers and inputs, the forward one takes, in which order."""
-    programs = {}
-    # Tensors on a CPU for the compiler, whose memory is never touched.
-    own = [
-        torch.Tensor._make_subclass(
-            type(x), torch.empty(x.shape, dtype=x.dtype, device="cpu"), x.requires_grad
-        )
-        for x in tensors
-    ]
+def stop(*tensors: torch.Tensor) -> None:
+    """Is called in place of a program. Raises Planned."""
+    raise Planned(*tensors)
 
-    def compile(is_backward: bool, graph, example_inputs):
-        programs[is_backward] = program(graph, example_inputs, is_backward)
-        return make_boxed_func(stop)
 
-    def stop(*tensors):
-        raise Planned(*tensors)
+class Planner:
+    """A backend of torch.compile that keeps the two programs of a model, and runs neither."""
 
-    def partition(graph, joint_inputs, **options):
-        with V.set_fake_mode(detect_fake_mode(joint_inputs)):
-            joint_graph_passes(graph)
-        return min_cut_rematerialization_partition(
-            graph, joint_inputs, compiler="inductor", **options
-        )
+    def __init__(self) -> None:
+        self.forward: Callable | None = None
+        self.backward: Callable | None = None
 
-    def backend(graph, example_inputs):
+    def backend(self, graph, inputs) -> Callable:
         (outputs,) = graph.graph.find_nodes(op="output")[0].args
         if len(outputs) > 1:
             raise NotImplementedError("a model with several results can't be traced")
         return aot_module_simplified(
             graph,
-            example_inputs,
-            partial(compile, False),
-            partial(compile, True),
-            partition,
+            inputs,
+            self.compile_forward,
+            self.compile_backward,
+            self.partition,
             select_decomp_table(),
         )
 
+    def compile_forward(self, graph, inputs) -> Callable:
+        self.forward = program(graph, inputs, is_backward=False)
+        return make_boxed_func(stop)
+
+    def compile_backward(self, graph, inputs) -> Callable:
+        self.backward = program(graph, inputs, is_backward=True)
+        return make_boxed_func(stop)
+
+    @staticmethod
+    def partition(graph, inputs, **options) -> tuple:
+        """Divides the graph of both passes, as the compiler does."""
+        with V.set_fake_mode(detect_fake_mode(inputs)):
+            joint_graph_passes(graph)
+        return min_cut_rematerialization_partition(graph, inputs, compiler="inductor", **options)
+
+
+def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor like it on the CPU, for which the compiler plans; its memory is never
+    touched."""
+    empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    return torch.Tensor._make_subclass(type(tensor), empty, tensor.requires_grad)
+
+
+def plan(model: nn.Module, inputs: tuple) -> Programs:
+    """Returns the compiler's programs of a model without storage. Raises NotImplementedError where
+    it isn't one graph."""
+    planner = Planner()
+    tensors = tensors_of(model)
+    own, own_inputs = [*map(on_cpu, tensors)], [*map(on_cpu, inputs)]
+    own_by_id = {id(tensor): copied for tensor, copied in zip(tensors, own, strict=True)}
     with _disable_current_modes(), torch.enable_grad(), replaced(PLANNING):
-        copied = copy.deepcopy(model, dict(zip(map(id, tensors), own, strict=True)))
         torch._dynamo.reset()
+        compiled = real_compile(
+            copy.deepcopy(model, own_by_id), backend=planner.backend, fullgraph=True
+        )
         try:
-            real_compile(copied, backend=backend, fullgraph=True)(*own[-len(inputs) :])
+            compiled(*own_inputs)
         except Planned as planned:
-            keys = [key_of(x) for x in own]
-            return programs[False], programs[True], [keys.index(key_of(x)) for x in planned.args]
+            keys = [storage_id(x) for x in (*own, *own_inputs)]
+            order = [keys.index(storage_id(x)) for x in planned.args]
+            return Programs(planner.forward, planner.backward, order)
     raise NotImplementedError("a model that isn't one graph can't be traced")
+
+
+def tensors_of(model: nn.Module) -> tuple[torch.Tensor, ...]:
+    return *model.parameters(), *model.buffers()
+
+
+# ---- In place of torch.compile
 
 
 class Step(torch.autograd.Function):
     """What a compiled model, or part of one, does in a training step."""
 
     @staticmethod
-    def forward(ctx, programs, *tensors):
-        forward, ctx.backward_program, ctx.order = programs
-        ctx.count = len(tensors)
-        output, *ctx.kept = forward([tensors[place] for place in ctx.order])
+    def forward(ctx, programs: Programs, *tensors):
+        ctx.programs, ctx.count = programs, len(tensors)
+        output, *ctx.kept = programs.forward([tensors[place] for place in programs.order])
         return output
 
     @staticmethod
     def backward(ctx, gradient):
         tensors, ctx.kept = [*ctx.kept, gradient], None  # the program releases them as it goes
         gradients = [None] * ctx.count
-        for place, gradient in zip(ctx.order, ctx.backward_program(tensors), strict=True):
-            gradients[place] = gradient
+        results = ctx.programs.backward(tensors)
+        for place, result in zip(ctx.programs.order, results, strict=True):
+            gradients[place] = result
         return None, *gradients
 
 
@@ -171,7 +240,7 @@ class Compiled:
 
     def __init__(self, model: nn.Module):
         self.model = getattr(model, "module", model)  # without DDP's buckets around it
-        self.programs = {}
+        self.programs: dict[tuple, Programs] = {}  # by the shapes of the inputs
 
     def __getattr__(self, name: str):
         return getattr(self.model, name)
@@ -180,10 +249,9 @@ class Compiled:
         if not torch.is_grad_enabled():
             return self.model._call_impl(*inputs)  # without this, if it's a part
         shapes = tuple(x.shape for x in inputs)
-        tensors = *self.model.parameters(), *self.model.buffers(), *inputs
         if shapes not in self.programs:
-            self.programs[shapes] = plan(self.model, tensors, inputs)
-        return Step.apply(self.programs[shapes], *tensors)
+            self.programs[shapes] = plan(self.model, inputs)
+        return Step.apply(self.programs[shapes], *tensors_of(self.model), *inputs)
 
 
 def compile_only_models(model, mode="default", backend="inductor", options=None, **_):
@@ -191,5 +259,6 @@ def compile_only_models(model, mode="default", backend="inductor", options=None,
     if mode not in (None, "default") or backend != "inductor" or options:
         raise NotImplementedError("torch.compile with a mode, a backend or options can't be traced")
     owner = getattr(model, "__self__", None)
-    model = owner if isinstance(owner, nn.Module) else model  # by nn.Module.compile
+    if isinstance(owner, nn.Module):  # whose method nn.Module.compile passes
+        return Compiled(owner)
     return Compiled(model) if isinstance(model, nn.Module) else model

@@ -19,13 +19,15 @@ WORLD_SIZE = 4  # of 02; its memory depends on it only if ranks share states
 aten, functional = torch.ops.aten, torch.nn.functional
 real_autocast, real_compile = torch.autocast, torch.compile
 real_dropout, real_linear = functional.dropout, functional.linear
+real_foreach_devices = torch.utils._foreach_utils._get_foreach_kernels_supported_devices
 
 
 def is_meta(value) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == "meta"
 
 
-def key_of(tensor: torch.Tensor) -> int:
+def storage_id(tensor: torch.Tensor) -> int:
+    """Returns what tells a tensor's storage, maybe shared with others, from every other one."""
     return tensor.untyped_storage()._cdata
 
 
@@ -41,7 +43,15 @@ def begin_ranks() -> None:
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD_SIZE)
 
 
-def attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
+def attention(
+    q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
+    """Replaces scaled_dot_product_attention by the flash kernel; a scale takes no time. Raises
+    NotImplementedError for what CUDA would give to another kernel, and for shared keys."""
+    if attn_mask is not None:
+        raise NotImplementedError("attention with a mask can't be traced: flash takes none")
+    if enable_gqa:
+        raise NotImplementedError("attention whose heads share keys can't be traced")
     if not torch.compiler.is_compiling() and not torch.backends.cuda.flash_sdp_enabled():
         raise NotImplementedError("of attention's kernels only flash can be traced")
     return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
@@ -114,10 +124,18 @@ def replaced(replacements: dict[str, object]) -> ExitStack:
         return stack.pop_all()
 
 
+def foreach_devices() -> list[str]:
+    """Returns where an optimizer works on all tensors at once unless it is told not to: also here,
+    as on CUDA."""
+    return [*real_foreach_devices(), "meta"]
+
+
+def accept_any_device(*_, **__) -> None:
+    """Replaces the check of where fused optimizers run."""
+
+
 def as_on_cuda(compile) -> ExitStack:
     """Replaces all of it for bench.predict.trace, and torch.compile by `compile`."""
-    # On CUDA an optimizer works on all tensors at once unless it is told not to.
-    devices = [*torch.utils._foreach_utils._get_foreach_kernels_supported_devices(), "meta"]
     return replaced(
         {
             "torch.autocast": Autocast,
@@ -126,8 +144,8 @@ def as_on_cuda(compile) -> ExitStack:
             "torch.nn.functional.linear": linear,
             "torch.nn.functional.scaled_dot_product_attention": attention,
             "torch.nn.parallel.DistributedDataParallel": Buckets,
-            "torch.optim.adam._device_dtype_check_for_fused": lambda *_, **__: None,
-            "torch.optim.optimizer._get_foreach_kernels_supported_devices": lambda: devices,
+            "torch.optim.adam._device_dtype_check_for_fused": accept_any_device,
+            "torch.optim.optimizer._get_foreach_kernels_supported_devices": foreach_devices,
             "torch.distributed.fsdp.fully_shard": refused("weights that ranks share"),
             "torch.autograd.graph.save_on_cpu": refused("activations in the CPU's memory"),
         }

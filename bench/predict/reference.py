@@ -25,17 +25,18 @@ scripts = cache(Scripts)  # in one process they are read once
 
 def kept_of(script: str | Path, options: list[str]) -> Prediction | None:
     """Returns a stored prediction; None where there is none. Raises StackError."""
-    return load(scripts(), script, options, REFERENCE)
+    return load(key_of(scripts(), script, options), REFERENCE)
 
 
 def prediction_of(script: str | Path, options: list[str]) -> Prediction:
     """Raises UserError where it isn't stored, StackError."""
-    if prediction := kept_of(script, options):
-        return prediction
-    raise UserError(
-        f"results/reference/{NAME} lacks {key_of(scripts(), script, options)}:"
-        " python measure.py predict --all --results-dir results/reference"
-    )
+    prediction = kept_of(script, options)
+    if prediction is None:
+        raise UserError(
+            f"results/reference/{NAME} lacks {key_of(scripts(), script, options)}:"
+            " python measure.py predict --all --results-dir results/reference"
+        )
+    return prediction
 
 
 def wanted() -> list[tuple[str | Path, list[str]]]:
@@ -59,7 +60,7 @@ def wanted() -> list[tuple[str | Path, list[str]]]:
 def variants() -> list[Run]:
     """Returns the variants of 01, and before each without dropout what it is compared to, on any
     card."""
-    return scripts().variants(scripts().stage("01"), dict(gpus=1))[1:]
+    return scripts().variants(scripts().stage("01"), dict(gpus=1))
 
 
 def published_others() -> dict:
@@ -74,16 +75,23 @@ def options_of(source: dict) -> list[str]:
 def predicted_gains() -> list[tuple[Run, Gain]]:
     """Returns what each variant whose prediction is stored gains on an H100, over what it is
     compared to. Raises UserError, StackError."""
-    card, gains = CARDS["H100"], []
+    gains = []
     bases = {run.name: run for run in (scripts().stage("01"), *variants())}
     for run in variants():
-        if prediction := kept_of(run.script, [*GPT2, *run.options]):
-            reference = bases[run.compared_to]
-            base = prediction_of(reference.script, [*GPT2, *reference.options])
-            speed = prediction.tok_per_sec(32, card) / base.tok_per_sec(32, card)
-            memory = prediction.needs[32].reserved / base.needs[32].reserved
-            gains.append((run, Gain("H100", speed, memory, source="predicted")))
+        prediction = kept_of(run.script, [*GPT2, *run.options])
+        if prediction:
+            base = bases[run.compared_to]
+            reference = prediction_of(base.script, [*GPT2, *base.options])
+            gains.append((run, gain_over(reference, prediction)))
     return gains
+
+
+def gain_over(reference: Prediction, prediction: Prediction) -> Gain:
+    """Returns what one prediction gains over another on an H100, at batch 32."""
+    card, batch = CARDS["H100"], 32
+    speed = prediction.tok_per_sec(batch, card) / reference.tok_per_sec(batch, card)
+    memory = prediction.needs[batch].reserved / reference.needs[batch].reserved
+    return Gain("H100", speed, memory, source="predicted")
 
 
 def in_place(scripts: Scripts, run: Run, card: Card) -> Run:

@@ -9,14 +9,14 @@ import ast
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from bench import processes
 from bench.catalogue import EPOCHS, Scripts
-from bench.common import BOOK_TOKENS, REFERENCE, ROOT, read_kept, sha256, write_whole
+from bench.common import BOOK_TOKENS, DAMAGE, REFERENCE, ROOT, read_kept, sha256, write_whole
 from gpt_speed import children, speed
 from gpt_speed.cards import Card
 from gpt_speed.common import UserError
@@ -39,6 +39,28 @@ class Prediction(NamedTuple):
     flops_per_token: int
     code: str  # code_of() the traced script
 
+    @classmethod
+    def from_json(cls, entry: dict) -> "Prediction":
+        """Returns what is stored. Raises one of common.DAMAGE for something else."""
+        return cls(
+            needs={int(size): MemoryNeed(*need) for size, need in entry["needs"].items()},
+            steps={
+                size: [Work(*work) for work in entry["works"][str(size)]["step"]] for size in TRACED
+            },
+            context_length=entry["context_length"],
+            flops_per_token=entry["flops_per_token"],
+            code=entry["code"],
+        )
+
+    def as_json(self) -> dict:
+        return dict(
+            needs=self.needs,
+            works={size: dict(step=step) for size, step in self.steps.items()},
+            context_length=self.context_length,
+            flops_per_token=self.flops_per_token,
+            code=self.code,
+        )
+
     def seconds(self, batch: int, card: Card) -> dict[str, float] | None:
         """Returns the seconds of a step, as gpt_speed.speed.seconds()."""
         return speed.seconds(speed.work_at(batch, self.steps), card)
@@ -46,7 +68,9 @@ class Prediction(NamedTuple):
     def tok_per_sec(self, batch: int, card: Card) -> float | None:
         """Returns the tok/sec of one GPU."""
         times = self.seconds(batch, card)
-        return batch * self.context_length / sum(times.values()) if times else None
+        if not times:
+            return None
+        return batch * self.context_length / sum(times.values())
 
     def speeds(self, batch: int, card: Card, gpus: int = 1) -> tuple[float, float] | None:
         """Returns the least and the most tok/sec to expect of all GPUs, whose communication takes
@@ -60,8 +84,10 @@ class Prediction(NamedTuple):
 
     def speed_range(self, batch: int, card: Card, gpus: int = 1) -> str:
         """Writes speeds() in thousands, or why there are none."""
-        if speeds := self.speeds(batch, card, gpus):
-            return span(*(tok_per_sec / 1000 for tok_per_sec in speeds))
+        speeds = self.speeds(batch, card, gpus)
+        if speeds:
+            least, most = speeds
+            return span(least / 1000, most / 1000)
         if self.tok_per_sec(batch, card):
             return speed.UNCHECKED
         precision = speed.missing_precision(self.steps[TRACED[0]], card)
@@ -84,14 +110,9 @@ def fitting(
 ) -> int:
     """Returns the largest of BATCHES, or `batch` instead, if it fits a card with this many MiB, of
     which `others` are left free; 0 where none does."""
-    return max(
-        (
-            size
-            for size in ([batch] if batch else BATCHES)
-            if size in needs and needs[size].minimum <= mib - others
-        ),
-        default=0,
-    )
+    sizes = [batch] if batch else BATCHES
+    fits = [size for size in sizes if size in needs and needs[size].minimum <= mib - others]
+    return max(fits, default=0)
 
 
 def span(low: float, high: float) -> str:
@@ -103,27 +124,44 @@ def span(low: float, high: float) -> str:
     return f"{low:,.{places}f}–{high:,.{places}f}"
 
 
+class Program(NamedTuple):
+    """A script with its options: what is traced."""
+
+    key: str  # by which its prediction is stored
+    text: bytes
+    options: list[str]
+
+
+def program_of(scripts: Scripts, script: str | Path, options: list[str]) -> Program:
+    """Raises StackError where patches don't fit together, OSError."""
+    return Program(key_of(scripts, script, options), scripts.text(script), options)
+
+
+def key_of(scripts: Scripts, script: str | Path, options: list[str]) -> str:
+    return " ".join([scripts.canonical(script), *options])
+
+
+# ---- Predictions, from what is stored or traced
+
+
 def predict(
-    scripts: Scripts,
-    script: str | Path,
-    options: list[str],
+    program: Program,
     results: Path,
     smallest: int | None = None,
     batch: int | None = None,
     retrace: bool = False,
 ) -> Prediction:
-    """Predicts what a script with these options takes at each of BATCHES, and at `batch`; the sizes
-    below TRACED, which have to be traced one by one, only if a card of `smallest` MiB is too small
-    for these. Unless `retrace`, a prediction stored in `results` or results/reference is returned
-    as it is, also where the script has changed since. Raises UserError, StackError."""
-    text = scripts.text(script)
-    old = None if retrace else load(scripts, script, options, results, REFERENCE)
-    new = old or trace(text, options)
-    is_small = smallest is not None and smallest < new.needs[TRACED[0]].minimum
-    new = with_sizes(new, text, options, sizes_wanted(is_small, batch), batch)
-    if new != old and results.is_dir():  # it may be misspelt: nothing is made for this alone
-        save(results, key_of(scripts, script, options), new)
-    return new
+    """Predicts what a program takes at each of BATCHES, and at `batch`; the sizes below TRACED,
+    which have to be traced one by one, only if a card of `smallest` MiB is too small for these.
+    Unless `retrace`, a prediction stored in `results` or results/reference is returned as it is,
+    also where the script has changed since. Raises UserError."""
+    stored = None if retrace else load(program.key, results, REFERENCE)
+    prediction = stored or traced(program)
+    is_small = smallest is not None and smallest < prediction.needs[TRACED[0]].minimum
+    prediction = with_sizes(prediction, program, sizes_wanted(is_small, batch), batch)
+    if prediction != stored and results.is_dir():  # a misspelt one isn't made for this alone
+        save(results, program.key, prediction)
+    return prediction
 
 
 def sizes_wanted(is_small: bool, batch: int | None) -> set[int]:
@@ -133,73 +171,83 @@ def sizes_wanted(is_small: bool, batch: int | None) -> set[int]:
 
 
 def with_sizes(
-    prediction: Prediction, text: bytes, options: list[str], sizes: set[int], batch: int | None
+    prediction: Prediction, program: Program, sizes: set[int], batch: int | None
 ) -> Prediction:
     """Adds the memory at those sizes that a prediction lacks. Raises UserError where the script
     refuses `batch`; others, which nobody asked for, may be no multiple of --micro-batches."""
     missing = sorted(sizes - prediction.needs.keys())
     if not missing:
         return prediction
-    traces = ask(text, options, missing, optional=[size for size in missing if size != batch])
-    needs = {size: memory_need(answer["events"]) for size, answer in traces.items()}
+    optional = [size for size in missing if size != batch]
+    traces = run_traces(program.text, program.options, missing, optional)
+    needs = {size: memory_need(trace["events"]) for size, trace in traces.items()}
     return prediction._replace(needs=dict(sorted((prediction.needs | needs).items())))
 
 
 def predict_all(
-    scripts: Scripts,
-    wanted: list[tuple[str | Path, list[str]]],
-    results: Path,
-    smallest: int,
-    retrace: bool = False,
+    programs: Iterable[Program], results: Path, smallest: int, retrace: bool = False
 ) -> str:
-    """Predicts the scripts of which nothing is stored or whose code has changed, or all of them.
-    Returns how many are predicted. Raises StackError, OSError."""
+    """Predicts the programs of which nothing is stored or whose code has changed, or all of them.
+    Returns how many are predicted. Raises OSError."""
     results.mkdir(parents=True, exist_ok=True)
-    runs = {key_of(scripts, script, options): (script, options) for script, options in wanted}
+    unique = {program.key: program for program in programs}
     failed = 0
-    for number, (key, (script, options)) in enumerate(runs.items(), 1):
-        old = load(scripts, script, options, results, REFERENCE)
-        is_current = old and old.code == code_of(scripts.text(script)) and not retrace
+    for number, (key, program) in enumerate(unique.items(), 1):
+        stored = load(key, results, REFERENCE)
+        has_changed = stored is None or stored.code != code_of(program.text)
         try:
-            predict(scripts, script, options, results, smallest, retrace=not is_current)
+            predict(program, results, smallest, retrace=retrace or has_changed)
             outcome = "predicted"
         except UserError as error:
             failed, outcome = failed + 1, str(error)
-        print(f"{number} of {len(runs)}: {key}: {outcome}", flush=True)
-    return f"{len(runs) - failed} of {len(runs)} are predicted."
+        print(f"{number} of {len(unique)}: {key}: {outcome}", flush=True)
+    return f"{len(unique) - failed} of {len(unique)} are predicted."
 
 
-def trace(text: bytes, options: list[str]) -> Prediction:
-    """Traces a script at the batch sizes of TRACED. Raises UserError."""
-    traces = ask(text, options, TRACED)
-    events = [answer["events"] for answer in traces.values()]
+# ---- Traces
+
+
+def traced(program: Program) -> Prediction:
+    """Traces a program at the batch sizes of TRACED. Raises UserError."""
+    traces = run_traces(program.text, program.options, TRACED)
+    events = [trace["events"] for trace in traces.values()]
     needs = dict(zip(TRACED, map(memory_need, events), strict=True))
-    with suppress(ValueError):  # then predict() traces these
+    with suppress(ValueError):  # then predict() traces the larger sizes
         needs |= {
             size: memory_need(at_batch(size, *events)) for size in BATCHES if size > TRACED[-1]
         }
-    steps = {
-        size: [Work(*row[:3], *map(float, row[3:])) for row in answer["step"]]
-        for size, answer in traces.items()
-    }
     first = traces[TRACED[0]]
     return Prediction(
-        needs, steps, first["tokens"] // TRACED[0], first["flops_per_token"], code_of(text)
+        needs=needs,
+        steps={size: [*map(as_floats, trace["step"])] for size, trace in traces.items()},
+        context_length=first["tokens"] // TRACED[0],
+        flops_per_token=first["flops_per_token"],
+        code=code_of(program.text),
+    )
+
+
+def as_floats(row: list) -> Work:
+    """Returns the work of a row of a trace, in floats, as it is stored."""
+    work = Work(*row)
+    return work._replace(
+        kernels=float(work.kernels), flops=float(work.flops), size=float(work.size)
     )
 
 
 def at_batch(batch: int, first: list[int], second: list[int]) -> list[int]:
     """Returns the events at a multiple of the first of TRACED, from those at both. Raises
     ValueError where these aren't the same events."""
-    steps, events = (batch - TRACED[0]) // (TRACED[1] - TRACED[0]), []
+    steps = (batch - TRACED[0]) // (TRACED[1] - TRACED[0])
+    events = []
     for one, other in zip(first, second, strict=True):
-        if one != other and min(one, other) < 0:
+        is_release = min(one, other) < 0
+        if is_release and one != other:
             raise ValueError("what is made differs between batches by more than its size")
         events.append(one + (other - one) * steps)
     return events
 
 
-def ask(
+def run_traces(
     text: bytes, options: list[str], batches: Sequence[int], optional: Sequence[int] = ()
 ) -> dict[int, dict]:
     """Traces a script in a process of its own. Returns what bench.predict.trace.trace() does, by
@@ -213,8 +261,8 @@ def ask(
             ROOT,
             OMP_NUM_THREADS="1",
             CUDA_VISIBLE_DEVICES="",  # it computes nothing
-            PYTHONUTF8="1",
-        )  # PyTorch reads its own files by the locale
+            PYTHONUTF8="1",  # PyTorch reads its own files by the locale
+        )
     if code:
         raise UserError(REFUSED + processes.error_line(err))
     traces = {}
@@ -226,8 +274,7 @@ def ask(
     return traces
 
 
-def key_of(scripts: Scripts, script: str | Path, options: list[str]) -> str:
-    return " ".join([scripts.canonical(script), *options])
+# ---- What is stored
 
 
 def code_of(text: bytes) -> str:
@@ -235,17 +282,24 @@ def code_of(text: bytes) -> str:
     to the same."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            node.body = [
-                line
-                for line in node.body
-                if not (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))
-            ]
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", None) == "option":
-            node.args[1:2] = []  # option(default, help text, ...)
-        elif isinstance(node, ast.JoinedStr):  # 3.12.1 adds empty texts to the formats of f-strings
-            node.values = [part for part in node.values if getattr(part, "value", None) != ""]
+        strip(node)
     return sha256(json.dumps(plain(tree)).encode())[:16]
+
+
+def strip(node: ast.AST) -> None:
+    """Takes from a part of a syntax tree what isn't hashed."""
+    match node:
+        case ast.Module() | ast.ClassDef() | ast.FunctionDef():
+            node.body = [line for line in node.body if not is_text(line)]
+        case ast.Call(func=ast.Name(id="option")):
+            node.args[1:2] = []  # option(default, help text, ...)
+        case ast.JoinedStr():  # 3.12.1 adds empty texts to the formats of f-strings
+            node.values = [part for part in node.values if getattr(part, "value", None) != ""]
+
+
+def is_text(line: ast.stmt) -> bool:
+    """Returns whether a line is a constant alone, as docstrings are."""
+    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
 
 
 def plain(node):
@@ -259,42 +313,23 @@ def plain(node):
     return [plain(part) for part in node] if isinstance(node, list) else repr(node)
 
 
-def load(
-    scripts: Scripts, script: str | Path, options: list[str], *folders: Path
-) -> Prediction | None:
-    """Returns the prediction that the first of the folders stores, maybe of other code of the
-    script; None where none does. Raises StackError."""
-    key = key_of(scripts, script, options)
+def load(key: str, *folders: Path) -> Prediction | None:
+    """Returns the prediction that the first of the folders stores by this key, maybe of other code
+    of the script; None where none does."""
     for folder in folders:
-        if entry := read_kept(folder / NAME).get(key):
-            with suppress(AttributeError, LookupError, TypeError, ValueError):  # an older form
-                return Prediction(
-                    {int(size): MemoryNeed(*need) for size, need in entry["needs"].items()},
-                    {
-                        size: [Work(*work) for work in entry["works"][str(size)]["step"]]
-                        for size in TRACED
-                    },
-                    entry["context_length"],
-                    entry["flops_per_token"],
-                    entry["code"],
-                )
+        entry = read_kept(folder / NAME).get(key)
+        if entry:
+            with suppress(*DAMAGE):  # an older form
+                return Prediction.from_json(entry)
     return None
 
 
 def save(results: Path, key: str, prediction: Prediction) -> None:
     """Adds a prediction to the stored ones, a line for each; waits while another process does."""
-    from filelock import FileLock  # which PyTorch brings along
+    from filelock import FileLock  # PyTorch brings it along, and who only reads needs neither
 
-    works = {size: dict(step=step) for size, step in prediction.steps.items()}
-    entry = dict(
-        needs=prediction.needs,
-        works=works,
-        context_length=prediction.context_length,
-        flops_per_token=prediction.flops_per_token,
-        code=prediction.code,
-    )
     with FileLock(results / ".predict.lock"):
-        entries = read_kept(results / NAME) | {key: entry}
+        entries = read_kept(results / NAME) | {key: prediction.as_json()}
         lines = (
             f"{json.dumps(key)}: {json.dumps(entry, separators=(',', ':'))}"
             for key, entry in entries.items()

@@ -13,9 +13,7 @@ import json
 import sys
 import warnings
 import weakref
-from operator import add
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -29,23 +27,26 @@ from torch.utils._pytree import tree_iter
 from bench.common import load_script
 from bench.predict import meta_patches
 from bench.predict.compiled import PYTORCH, compile_only_models
-from bench.predict.meta_patches import WORLD_SIZE, aten, is_meta, key_of
+from bench.predict.meta_patches import WORLD_SIZE, aten, is_meta, storage_id
 from bench.processes import error_line
 from gpt_speed.counting import Kernel, bytes_of, kernel_of
-from gpt_speed.memory import WORKSPACE
+from gpt_speed.memory import WORKSPACE, round_up
 from gpt_speed.speed import Work
 
 STEPS = 3
+# What a script does from each time that it looks at its clock to the next. Only the last step is
+# like all later ones: in the first one the optimizer makes its states.
+LAST_STEP = "last step"
+PARTS = (
+    "before training",
+    "first step",
+    "first evaluation",
+    "second step",
+    LAST_STEP,
+    "last evaluation",
+    "after training",
+)
 MOST_TOKENS = 2**22  # of a step: a larger one takes minutes, since its windows are made
-
-
-def needs_storage(func, args: tuple, kwargs: dict) -> bool:
-    """Returns whether an operator doesn't run on tensors without storage."""
-    if func is aten._local_scalar_dense.default:  # Tensor.item
-        return is_meta(args[0])
-    if func is aten._to_copy.default:
-        return str(kwargs.get("device")) == "cpu"
-    return func in (aten._fused_adamw_.default, aten._amp_update_scale_.default)
 
 
 def flash_buffers(query: torch.Tensor) -> tuple[int, int]:
@@ -56,114 +57,172 @@ def flash_buffers(query: torch.Tensor) -> tuple[int, int]:
     return 4 * B * H * T, 4 * B * H * T * round_up(D, 32)
 
 
-def round_up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
+def fused_adamw_work(weights, gradients, averages, squares) -> Work:
+    """Returns the work of an update by fused AdamW: it reads and writes the weights and both
+    averages, and reads the gradients."""
+    size = 2 * bytes_of(*weights, *averages, *squares) + bytes_of(*gradients)
+    return Work("optimizer", "", True, kernels=1, size=size)
 
 
 class Recorder(TorchDispatchMode):
     """Records `events`: a storage's size in bytes when it is made, -k when the k-th one dies; and
-    `work`: what is done from each mark() to the next, by kind, precision and alignment."""
+    `work`: what is done in each of PARTS, by kind, precision and alignment."""
 
     def __init__(self, config):
         super().__init__()
-        self.config, self.events, self.storages, self.live = config, [], 0, {}
-        self.work, self.updating = [{}], []  # optimizers that are at it; one may use another
+        self.config = config
+        self.events: list[int] = []
+        self.storages = 0  # that were made so far
+        self.living: dict[int, weakref.ref] = {}  # of these, by storage_id()
+        self.work: list[dict[tuple, Work]] = [{}]
+        self.updates = 0  # optimizers that are updating weights; one may use another
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if needs_storage(func, args, kwargs):
-            return self.without_storage(func, args, kwargs)
+        result = self.without_storage(func, args, kwargs)
+        if result is not NotImplemented:
+            return result
         buffers = []
         if func is aten._scaled_dot_product_flash_attention_backward.default:
-            buffers = [self.add(size) for size in flash_buffers(args[1])]
+            _, query, *_ = args
+            buffers = [self.add_storage(size) for size in flash_buffers(query)]
         result = func(*args, **kwargs)
         self.events += [-number for number in buffers]
         for tensor in filter(is_meta, tree_iter(result)):
-            self.record(tensor)
-        if kernel := kernel_of(func, args, kwargs, result, is_meta):
+            self.add_tensor(tensor)
+        kernel = kernel_of(func, args, kwargs, result, is_meta)
+        if kernel:
             self.add_kernel(func._schema.name.partition("::")[2], kernel)
         return result
 
-    def without_storage(self, func, args, kwargs):
-        """Returns what an operator that needs_storage() would, and counts its work if it updates
-        weights."""
-        if func is aten._fused_adamw_.default:
-            size = sum(
-                2 * bytes_of(weight, *averages) + bytes_of(gradient)
-                for weight, gradient, *averages in zip(*args[:4], strict=True)
-            )
-            self.add_work("optimizer", "", True, 1, 0, size)
-            return None
+    def without_storage(self, func, args: tuple, kwargs: dict):
+        """Returns what an operator returns that doesn't run on tensors without storage, and counts
+        its work if it updates weights; NotImplemented for one that does run."""
+        if func is aten._local_scalar_dense.default and is_meta(args[0]):  # Tensor.item
+            return 0.0
+        if func is aten._to_copy.default and str(kwargs.get("device")) == "cpu":
+            return torch.zeros_like(args[0], device="cpu", dtype=kwargs.get("dtype"))
         if func is aten._amp_update_scale_.default:
             return args[0]
-        if func is aten._local_scalar_dense.default:
-            return 0.0
-        return torch.zeros_like(args[0], device="cpu", dtype=kwargs.get("dtype"))
+        if func is aten._fused_adamw_.default:
+            self.add_work(fused_adamw_work(*args[:4]))
+            return None
+        return NotImplemented
+
+    # ---- Memory
+
+    def add_storage(self, size: int) -> int:
+        """Records a new storage; returns its number."""
+        self.events.append(size)
+        self.storages += 1
+        return self.storages
+
+    def add_tensor(self, tensor: torch.Tensor) -> None:
+        """Records a tensor's storage, if it is new, and later its end."""
+        storage, key = tensor.untyped_storage(), storage_id(tensor)
+        if key in self.living or not storage.nbytes():
+            return
+        number = self.add_storage(storage.nbytes())
+
+        def died(_):
+            del self.living[key]
+            self.events.append(-number)
+
+        self.living[key] = weakref.ref(storage, died)
+
+    # ---- Time
+
+    def now(self, _device) -> float:
+        """Replaces the script's clock: begins the next of PARTS."""
+        self.work.append({})
+        return 0.0
+
+    def begin_update(self, *_) -> None:
+        """Is called before each step of an optimizer."""
+        self.updates += 1
+
+    def end_update(self, *_) -> None:
+        """Is called after each step of an optimizer."""
+        self.updates -= 1
 
     def add_kernel(self, name: str, kernel: Kernel) -> None:
         """Counts an operator's kernel, whose matmuls may be rounded to TF32."""
-        precision, is_aligned, flops, size, tensors = kernel
+        precision = kernel.precision
         if precision == "float32" and torch.get_float32_matmul_precision() != "highest":
             precision = "TF32"
-        self.add_work(self.kind_of(name, tensors, flops), precision, is_aligned, 1, flops, size)
+        kind = self.kind_of(name, kernel.tensors, kernel.flops)
+        self.add_work(Work(kind, precision, kernel.is_aligned, 1, kernel.flops, kernel.size))
 
-    def compiled_kernel(self, updated: int, *args) -> None:
+    def add_compiled_kernel(self, updated: int, *args) -> None:
         """Counts a kernel that the compiler has made: it reads or writes each of its tensors once,
         or both of the first `updated`."""
         tensors = [x for x in args if is_meta(x)]
         size = bytes_of(*tensors, *tensors[:updated])
-        self.add_work(self.kind_of("", tensors, 0), "", True, 1, 0, size)
+        self.add_work(Work(self.kind_of("", tensors, flops=0), "", True, kernels=1, size=size))
 
-    def kind_of(self, name: str, tensors: list, flops: int) -> str:
-        """Returns one of speed.KINDS: products are the matmuls of linear layers, head is the one
-        that makes logits."""
-        V = self.config.vocab_size
-        if self.updating:
+    def add_work(self, work: Work) -> None:
+        """Adds to the work of the same kind, precision and alignment in this part."""
+        group = work.kind, work.precision, work.is_aligned
+        total = self.work[-1].get(group, Work(*group))
+        self.work[-1][group] = total._replace(
+            kernels=total.kernels + work.kernels,
+            flops=total.flops + work.flops,
+            size=total.size + work.size,
+        )
+
+    def kind_of(self, name: str, tensors: list[torch.Tensor], flops: int) -> str:
+        """Returns the one of speed.KINDS that a kernel belongs to, by its operator's name and the
+        shapes of its tensors: "head" is the matmul with the vocabulary, "products" are those of the
+        other linear layers."""
+        if self.updates:
             return "optimizer"
-        if flops and any(V in x.shape for x in tensors):
+        if flops and any(map(self.has_vocabulary, tensors)):
             return "head"
-        if any(x.shape[-1:] == (V,) for x in tensors):  # logits; the weights are (V, C)
+        if any(map(self.is_logits, tensors)):
             return "loss"
         if "attention" in name or any(self.is_scores(x, name) for x in tensors):
             return "attention"
         return "products" if flops else "rest"
+
+    def has_vocabulary(self, tensor: torch.Tensor) -> bool:
+        return self.config.vocab_size in tensor.shape
+
+    def is_logits(self, tensor: torch.Tensor) -> bool:
+        """Returns whether it is (..., V); the embedding's and the head's weights are (V, C)."""
+        return tensor.shape[-1:] == (self.config.vocab_size,)
 
     def is_scores(self, tensor: torch.Tensor, name: str) -> bool:
         """Returns whether it is attention's scores, (B, H, T, T), or in bmm (B * H, T, T)."""
         T = self.config.context_length
         return tensor.shape[-2:] == (T, T) and (tensor.dim() == 4 or "bmm" in name)
 
-    def add_work(self, *work) -> None:
-        group = work[:3]
-        before = self.work[-1].get(group, Work(*group))
-        self.work[-1][group] = Work(*group, *map(add, before[3:], work[3:]))
 
-    def mark(self) -> float:
-        """Begins the next part of `work`; in place of the script's clock."""
-        self.work.append({})
-        return 0.0
+class TracedRun:
+    """Replaces a script's Run: nothing is reported, but `events` are kept as they are at the end of
+    the epoch, before its sample, which takes less memory than an evaluation."""
 
-    def add(self, size: int) -> int:
-        self.events.append(size)
-        self.storages += 1
-        return self.storages
+    def __init__(self, recorder: Recorder):
+        self.recorder = recorder
+        self.events: list[int] = []
 
-    def record(self, tensor: torch.Tensor) -> None:
-        storage, key = tensor.untyped_storage(), key_of(tensor)
-        if key in self.live or not storage.nbytes():
-            return
-        number = self.add(storage.nbytes())
+    def start(self, model, *_) -> None:
+        """Records what no operator makes: the model, which was moved to the device, and cuBLAS's
+        workspace."""
+        for tensor in (*model.parameters(), *model.buffers()):
+            self.recorder.add_tensor(tensor)
+        self.recorder.add_storage(WORKSPACE)
 
-        def died(_):
-            del self.live[key]
-            self.events.append(-number)
+    def log(self, *_) -> None:
+        """Reports nothing."""
 
-        self.live[key] = weakref.ref(storage, died)
+    def epoch(self, *_) -> None:
+        self.events = [*self.recorder.events]
 
 
 def configure(module, options: list[str], batch: int):
     """Returns a script's Config for STEPS steps with an evaluation of one batch of each text after
-    the first and the last step; where the script may choose its type, that is bfloat16."""
+    the first and the last step; where the script may choose its type, that is bfloat16. Raises
+    ValueError for a step that is too large."""
     config = module.configure(["--device", "cpu", *options, "--batch-size", str(batch)])
     if getattr(config, "dtype", None) == "auto":
         config.dtype, config.dtype_reason = "bfloat16", "predicted"
@@ -171,47 +230,54 @@ def configure(module, options: list[str], batch: int):
     config.target_loss = -1
     config.eval_windows = 8 * getattr(module, "WORLD_SIZE", 1)  # of which each rank has its share
     config.device = torch.device("meta")
+    tokens = tokens_of_step(config)
+    if tokens > MOST_TOKENS:
+        raise ValueError(f"a step of {tokens:,} tokens is too large: at most {MOST_TOKENS:,}")
     return config
 
 
+def tokens_of_step(config) -> int:
+    """Returns the tokens of a step on one GPU."""
+    return config.batch_size * config.context_length
+
+
+def make_data(module, config):
+    """Returns a script's Data: zeros for more steps than are made, which take no memory."""
+    tokens = 2 * STEPS * WORLD_SIZE * tokens_of_step(config)
+    windows = module.TokenWindows(np.broadcast_to(np.uint16(0), tokens + 1), config.context_length)
+    return module.Data(meta={}, train=windows, val=windows, tokenizer=None)
+
+
+def can_compile(*_) -> bool:
+    """Replaces the script's own function, which would try the compiler on this computer."""
+    return True
+
+
 def trace(module, options: list[str], batch: int) -> dict:
-    """Traces training at a batch size, by a script's own train(), without the epoch's sample, which
-    takes less memory than an evaluation. Returns the `events` and the work of a `step` as Recorder
-    has them, and the `tokens` of a step on one GPU. All layers are traced: the compiler takes one
-    of four orders of a whole graph's kernels, by the memory that each would take."""
-    config, events = configure(module, options, batch), []
-    tokens = config.batch_size * config.context_length
-    if tokens > MOST_TOKENS:
-        raise ValueError(f"a step of {tokens:,} tokens is too large: at most {MOST_TOKENS:,}")
-    module.can_compile = lambda *_: True  # the script would try it on this computer
+    """Traces training at a batch size, by a script's own train(). Returns the `events` and the work
+    of a `step` as Recorder has them, and the `tokens` of a step on one GPU. All layers are traced:
+    the compiler takes one of four orders of a whole graph's kernels, by the memory that each would
+    take. Raises ValueError for a step that is too large, NotImplementedError."""
+    config = configure(module, options, batch)
+    module.can_compile = can_compile
     with torch.device("meta"):
         model = module.GPTModel(config)
-    # Zeros for more steps than are made, which take no memory.
-    windows = module.TokenWindows(
-        np.broadcast_to(np.uint16(0), 2 * STEPS * WORLD_SIZE * tokens + 1), config.context_length
-    )
-    data = module.Data(meta={}, train=windows, val=windows, tokenizer=None)
-
-    def start(model, *_):  # it was moved to the device; no operator makes cuBLAS's workspace
-        for tensor in (*model.parameters(), *model.buffers()):
-            recorder.record(tensor)
-        recorder.add(WORKSPACE)
-
-    run = SimpleNamespace(
-        start=start, log=lambda *_: None, epoch=lambda *_: events.extend(recorder.events)
-    )
+    data = make_data(module, config)
+    recorder = Recorder(config)
+    run = TracedRun(recorder)
     with (
-        Recorder(config) as recorder,
-        register_optimizer_step_pre_hook(lambda one, *_: recorder.updating.append(one)),
-        register_optimizer_step_post_hook(lambda *_: recorder.updating.pop()),
+        recorder,
+        register_optimizer_step_pre_hook(recorder.begin_update),
+        register_optimizer_step_post_hook(recorder.end_update),
     ):
-        module.train(model, data, config, run, lambda _: recorder.mark())
-    if len(recorder.work) != STEPS + 4:  # marks are before, after each step, and at log lines
+        module.train(model, data, config, run, recorder.now)
+    if len(recorder.work) != len(PARTS):
         raise NotImplementedError("its loop takes the time in another way than 00's")
+    step = recorder.work[PARTS.index(LAST_STEP)]
     return dict(
-        events=events,
-        step=[*recorder.work[-3].values()],
-        tokens=tokens,
+        events=run.events,
+        step=[*step.values()],
+        tokens=tokens_of_step(config),
         flops_per_token=module.count_parameters(model, config)["flops_per_token"],
     )
 
@@ -223,13 +289,16 @@ def answer(script: str, options: list[str], batch: int) -> dict:
             error=f"predictions can be made again with PyTorch {PYTORCH}, not with"
             f" {torch.__version__}; stored ones work with any"
         )
-    printed = io.StringIO()
+    errors = io.StringIO()
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(printed):
-            with meta_patches.as_on_cuda(compile_only_models):  # before it imports names from there
-                return dict(trace=trace(load_script(Path(script)), options, batch))
+        with (
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(errors),
+            meta_patches.as_on_cuda(compile_only_models),  # before the script imports what it names
+        ):
+            return dict(trace=trace(load_script(Path(script)), options, batch))
     except SystemExit:  # an option that the script doesn't take
-        return dict(error=error_line(printed.getvalue()))
+        return dict(error=error_line(errors.getvalue()))
     except Exception as error:
         error = getattr(error, "inner_exception", error)  # of the compiler's
         lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -122,7 +122,7 @@ def scripts_to_check(setup: Setup) -> list[Run]:
             for patch in stack.load_variants()
             if patch.base == base.name and "Group" in patch.fields
         ]
-        # Without those of `base`, which some variants are compared to.
+        # Without `base` at no dropout, which some variants are compared to.
         runs += [
             run
             for run in scripts.variants(base, machine, names=",".join(names))

@@ -1,6 +1,6 @@
 """01 without one technique at a time: what each is still worth next to all the others."""
 
-from bench.catalogue import Run
+from bench.catalogue import Recipe, Run
 from bench.measure.plan import EVERY_ROUND, Plan, Setup
 from bench.studies import Study
 from patches import stack
@@ -31,7 +31,7 @@ class LeaveOneOut(Study):
 def without(setup: Setup, base: Run, run: Run) -> Run:
     """Returns `base` without the technique of a run of the ladder; with an error where later
     patches build on its lines."""
-    script, error = f"{base.script} without {run.script}", None
+    script, error = Recipe((str(base.script),), left_out=str(run.script)).name, None
     try:
         setup.scripts.text(script)
     except stack.Conflict:

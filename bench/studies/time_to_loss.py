@@ -53,7 +53,7 @@ class TimeToLoss(Study):
         """Returns 00, 01, and the variants that are asked for."""
         scripts, names = setup.scripts, setup.args.names
         first, last = scripts.stage("00"), scripts.stage("01").replace(compared_to="00_orig")
-        others = scripts.variants(last, setup.machine, names=names)[1:] if names else []
+        others = scripts.variants(last, setup.machine, names=names) if names else []
         return [first, last, *others]
 
     def plans(self, setup):

@@ -51,7 +51,7 @@ class Variants(Study):
             base = (
                 scripts.stage("02", machine["gpus"] or 2) if group in OF_02 else scripts.stage("01")
             )
-            runs = scripts.variants(base, machine, group, setup.args.names)
+            runs = scripts.with_variants(base, machine, group, setup.args.names)
         yield Plan(runs, group or "", seed_noise=2, cold_rounds=EVERY_ROUND, **self.length(setup))
 
     def excerpts(self, measured, rows):
