@@ -10,7 +10,7 @@ from bench.common import relative
 from bench.measure.journal import measuring
 from bench.measure.machine import look_at
 from bench.measure.plan import Setup
-from bench.measure.run import run_study
+from bench.measure.run import Resume, run_study
 from bench.predict.batches import batches_that_fit
 from bench.processes import prepare_tokens
 from bench.report.page import write_page
@@ -112,8 +112,8 @@ def make_report(jobs: list[tuple[Study, Setup]], setup: Setup) -> int:
             print(f"--- {study.name}", flush=True)
             own.matmul_peak, own.batches = look["matmul_peak"], batches
             try:
-                finished, measured = run_study(study, own, resume=None, deadline=deadline)
-                failures |= any(map(study.failed, measured))
+                finished, measured = run_study(study, own, resume=Resume.IF_ANY, deadline=deadline)
+                failures |= any(map(study.has_failed, measured))
                 if finished:
                     unfinished.remove(study.name)
             except (UserError, StackError, OSError) as error:

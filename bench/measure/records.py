@@ -80,12 +80,16 @@ class Outcome:
         """Whether the run was tried, and left no figures."""
         return self.status not in (Status.COMPLETE, Status.NOT_TRIED)
 
+    @property
+    def does_not_fit(self) -> bool:
+        """Whether the run was too large for the memory or the text."""
+        return self.status in (Status.OUT_OF_MEMORY, Status.TOO_LARGE)
+
     def __str__(self) -> str:
         return f"failed: {self.text}" if self.failed else self.text
 
 
 COMPLETE = Outcome()
-TOO_LARGE = Status.OUT_OF_MEMORY, Status.TOO_LARGE
 
 
 @dataclass(frozen=True)
