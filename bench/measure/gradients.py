@@ -29,8 +29,10 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -211,6 +213,13 @@ class TrainingRun:
         return loss.item() / self.ranks
 
 
+class Derivative(NamedTuple):
+    """A numeric derivative of the loss along a direction."""
+
+    value: float
+    uncertainty: float
+
+
 class InOrder(SequentialSampler):
     """In the place of RandomSampler: every script has the same batches, however many ranks."""
 
@@ -319,23 +328,24 @@ def most_certain(
     steps: list[float],
     noise: float,
     enough: float,
-) -> tuple[float, float]:
-    """Returns a derivative along a direction, and its uncertainty, by the first of these steps with
-    which it is certain enough, or by the best of them."""
+) -> Derivative:
+    """Returns the derivative along a direction by the first of these steps with which it is no more
+    uncertain than is `enough`, or by the best of them."""
     attempts = []
     for step in steps:
-        attempts.append(derivative(run, direction, step, noise))
-        if attempts[-1][1] <= enough:
-            break
-    return min(attempts, key=lambda attempt: attempt[1])
+        attempt = derivative(run, direction, step, noise)
+        if attempt.uncertainty <= enough:
+            return attempt
+        attempts.append(attempt)
+    return min(attempts, key=attrgetter("uncertainty"))
 
 
 def derivative(
     run: TrainingRun, direction: dict[str, torch.Tensor], step: float, noise: float
-) -> tuple[float, float]:
-    """Returns a derivative along a direction, and its uncertainty. Central differences at three
-    distances are extrapolated in pairs (Richardson); the nearer pair counts, and how far the other
-    one is from it is the uncertainty, together with that by the loss's rounding."""
+) -> Derivative:
+    """Returns the derivative along a direction. Central differences at three distances are
+    extrapolated in pairs (Richardson); the nearer pair counts, and how far the other one is from it
+    is the uncertainty, together with that by the loss's rounding."""
     wide, middle, near = (
         (loss_towards(run, direction, h) - loss_towards(run, direction, -h)) / (2 * h)
         for h in (step, step / 2, step / 4)
@@ -343,10 +353,11 @@ def derivative(
     outer, inner = (4 * middle - wide) / 3, (4 * near - middle) / 3
     # Of the inner one, whose four losses weigh 4/3, 4/3, 1/6 and 1/6 over half a step.
     rounding = noise / (step / 2) * (2 * (4 / 3) ** 2 + 2 * (1 / 6) ** 2) ** 0.5
-    return inner, rounding + abs(inner - outer)
+    return Derivative(inner, rounding + abs(inner - outer))
 
 
 def loss_towards(run: TrainingRun, direction: dict[str, torch.Tensor], distance: float) -> float:
+    """Returns the loss at the run's weights plus `distance` times a direction."""
     return run.loss_at({name: distance * part for name, part in direction.items()})
 
 

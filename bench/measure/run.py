@@ -121,8 +121,6 @@ def new_measurement(study: Measurable, plan: Plan, setup: Setup) -> Measurement:
         time=now,
         machine=setup.machine,
         matmul_peak=setup.matmul_peak,
-        data=None,
-        sources={},
         options=list(setup.options),
         plan=replace(plan, order=order, batches=study.batches(setup)),
         folder=setup.results,
@@ -163,14 +161,16 @@ class Runner:
         self.begin()
         self.set_lengths(self.measurement.matmul_peak)
         later = self.seconds_of_later_plans(plan, rounds)
-        while jobs := self.measurement.jobs_left():
+        jobs = self.measurement.jobs_left()
+        while jobs:
             job = jobs[0]
             if deadline is not None and time.monotonic() + self.seconds_of([job]) > deadline:
                 return False
             length = self.lengths[job.run.name]
             result = run_job(job, self.measurement, self.study, self.setup, length)
             self.measurement.add(result)
-            left = self.seconds_of(self.measurement.jobs_left(), later)
+            jobs = self.measurement.jobs_left()
+            left = self.seconds_of(jobs, later)
             print(f"{self.describe(job, result)}; about {in_words(left)} left", flush=True)
         return True
 

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 
@@ -42,7 +43,7 @@ def operations_in(averages: list[dict], gpu: bool) -> list[dict]:
         for row in averages
         if row["device_type"] == device and not is_span(row, gpu)
     ]
-    return sorted(operations, key=lambda operation: -operation["seconds"])
+    return sorted(operations, key=itemgetter("seconds"), reverse=True)
 
 
 def is_span(row: dict, gpu: bool) -> bool:
