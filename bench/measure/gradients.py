@@ -155,7 +155,8 @@ class TrainingRun:
 
     def between_steps(self, *args):
         """Prepares the next step: train() asks for the time before and after each one."""
-        self.steps += bool(self.micro_batches)
+        if self.micro_batches:
+            self.steps += 1
         if self.steps == STEPS and self.directions and not self.derivatives:
             self.derivatives = derivatives_of(self)
         self.micro_batches = []
@@ -175,11 +176,13 @@ class TrainingRun:
     def keep_gradients(self, optimizer, *_) -> None:
         """Keeps what an optimizer is given: one of several may have a part of the weights."""
         scale = getattr(optimizer, "grad_scale", None)  # of a fused one, which divides by it
-        its = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+        own = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
         for name, parameter in self.model.named_parameters():
-            if id(parameter) in its and parameter.grad is not None:
+            if id(parameter) in own and parameter.grad is not None:
                 gradient = parameter.grad.detach()
-                gradient = getattr(gradient, "full_tensor", gradient.clone)().double().cpu()
+                if hasattr(gradient, "full_tensor"):  # the rank has a share of it
+                    gradient = gradient.full_tensor()
+                gradient = gradient.clone().double().cpu()
                 self.gradients[name] = gradient if scale is None else gradient / scale.cpu()
 
     def keep_error(self, error: BaseException, config):

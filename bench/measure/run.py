@@ -82,11 +82,9 @@ def earlier_measurement(
         return None
     path = journal_of(setup.results, study.name)
     newest = newest_of_kind(plan.kind, path)
-    if not newest:
-        if resume is Resume.REQUIRED and not first:
-            raise UserError(f"nothing to resume in {relative(path)}", 2)
-        return None
-    if first and newest.time < first.time:
+    if resume is Resume.REQUIRED and not newest and not first:
+        raise UserError(f"nothing to resume in {relative(path)}", 2)
+    if not newest or (first and newest.time < first.time):
         return None
     different = newest.differs_from(setup) or other_settings(newest.plan, plan)
     if different:

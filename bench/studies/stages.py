@@ -98,15 +98,15 @@ def latest_runs(folder: Path) -> list[Measurement]:
 def records_in(folder: Path) -> tuple[list[Record], int]:
     """Returns the records of complete runs, in the journal or started by hand, and how many runs
     did not complete."""
-    results = [
-        result
-        for measured in read_journal(journal_of(folder, "stages"))
-        for result in measured.results
-    ]
-    records = [*loose_records(folder), *(result.record for result in results if result.record)]
+    records, without_record = loose_records(folder), 0
+    for measured in read_journal(journal_of(folder, "stages")):
+        for result in measured.results:
+            if result.record:
+                records.append(result.record)
+            else:
+                without_record += 1
     records = [record for record in records if record.stage in LABELS]
     complete = [record for record in records if record.outcome.complete]
-    without_record = sum(not result.record for result in results)
     return complete, without_record + len(records) - len(complete)
 
 
