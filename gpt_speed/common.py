@@ -17,8 +17,8 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+def counted(count: int, noun: str, plural: str = "s") -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else plural)
 
 
 def memory_text(used: float | None, total: float | None) -> str:

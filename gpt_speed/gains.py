@@ -1,5 +1,12 @@
-"""What to expect of a technique in another script than the one that it was measured on."""
+"""What the techniques gained on our model, by gains.json, and what to expect in another script."""
 
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+FILE = Path(__file__).with_name("gains.json")  # which `measure.py readme` writes
 # The share of the step that each technique changes on our model before it is applied, as an audit
 # of the ladder's scripts (cpu-demo) shows it on two cores of an AMD EPYC with bfloat16.
 OUR_SHARES = {
@@ -14,6 +21,70 @@ OUR_SHARES = {
     "14-chunked-head": 0.9,
     "15-kept-memory": 0.215,
 }
+
+
+@dataclass(frozen=True)
+class Session:
+    """What the techniques gained in one measurement of them all, one after another."""
+
+    name: str  # of the machine, as PyTorch or the system has it
+    short_name: str
+    device: str  # "cuda" or "cpu"
+    dtype: str  # in which its optimized scripts train
+    folder: str  # of its results
+    gains: dict[str, float]  # times the speed, by the names of patches
+
+    def likeness(self, machine: dict) -> tuple[bool, bool]:
+        """Returns a greater value, the more similar its machine is to another one."""
+        return self.dtype == machine["dtype"], self.name == machine["name"]
+
+
+def technique_names() -> dict[str, str]:
+    """Returns the techniques' names by their patches, in the order of their numbers."""
+    return json.loads(FILE.read_text(encoding="utf-8"))["techniques"]
+
+
+def reference_sessions() -> list[Session]:
+    """Returns what was measured on the reference machines."""
+    sessions = json.loads(FILE.read_text(encoding="utf-8"))["sessions"]
+    return [Session(**session) for session in sessions]
+
+
+def gains_on(machine: dict, sessions: Iterable[Session]) -> tuple[dict[str, float], str]:
+    """Returns the speedup of each technique on the most similar machine, by its patch, as the
+    median of that one's sessions; on other machines where it has none; and in words where it was
+    measured. A machine has a `device`, a `name` and the `dtype` that it trains in best: GPUs that
+    train in another type tell nothing."""
+    alike = [
+        session
+        for session in sessions
+        if session.device == machine["device"]
+        and (session.device == "cpu" or session.dtype == machine["dtype"])
+    ]
+    if not alike:
+        return {}, ""
+    nearest = max(alike, key=lambda session: session.likeness(machine))
+    own = [session for session in alike if is_of_one_machine(session, nearest)]
+    gains, others = medians(own), medians(alike)
+    where = f"measured on {nearest.short_name}"
+    if not all(nearest.likeness(machine)):
+        where += f", another machine than this one, in {nearest.dtype}"
+    if elsewhere := ", ".join(f"#{int(patch[:2])}" for patch in others if patch not in gains):
+        where += f"; {elsewhere} on others"
+    return others | gains, where
+
+
+def is_of_one_machine(one: Session, other: Session) -> bool:
+    return (one.folder, one.name, one.dtype) == (other.folder, other.name, other.dtype)
+
+
+def medians(sessions: list[Session]) -> dict[str, float]:
+    """Returns the median over the sessions of each technique's speedup."""
+    patches = dict.fromkeys(patch for session in sessions for patch in session.gains)
+    return {
+        patch: median(session.gains[patch] for session in sessions if patch in session.gains)
+        for patch in patches
+    }
 
 
 def expected(technique: str, share: float, gain: float | None) -> float | None:

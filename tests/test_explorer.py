@@ -150,7 +150,7 @@ def test_report_html(page, monkeypatch):
     assert 'src="data:image/png;base64,iVBORyBwaWN0dXJl"' in text and 'src="gone.png"' in text
     assert not re.search(r'(src|href)="https?:|javascript:', text)
     assert "&lt;b&gt;Some&lt;/b&gt; &amp; GPU" in text and "<b>" not in text
-    assert re.findall("<details( open)?><summary>(.*?)</summary>", text) == [
+    assert re.findall(r"<details( open)?>\s*<summary>(.*?)</summary>", text) == [
         ("", "The three stages"),
         (" open", "The ladder: one at a time"),
     ]

@@ -28,6 +28,7 @@ import plot_results
 from bench import cli
 from bench.analysis import claims
 from bench.analysis.folders import newest_in, rows_in
+from bench.analysis.gains import Gain
 from bench.analysis.rows import printed, rows_of
 from bench.analysis.totals import totals_in
 from bench.common import REFERENCE
@@ -166,6 +167,18 @@ def test_one_figure_for_one_thing():
     for number, text in (own | {9: own[10]}).items():
         assert f"{gains[number].factor:.2f}" == text
     assert (gains[9].together_with, gains[10].together_with) == ((10,), (9,))
+
+
+def test_a_column_holds_the_gains_of_its_machine():
+    """Not those on another GPU, whatever their intervals."""
+    h200 = Gain("H200", 1.5, 0.5, interval=(1.49, 1.51))
+    xeon = Gain("Xeon", 1.2, 0.9, device="cpu")
+    predicted = Gain("H100", 1.1, 0.8, source="predicted")
+    variant = technique_pages.Variant("a", "a --b", [h200, xeon])
+    assert (variant.on_gpu, variant.on_cpu) == (None, xeon)
+    variant.gains.append(predicted)
+    (cells,) = rows_of_text(markdown(technique_pages.variants_table([variant])))
+    assert cells[1:] == ["*1.10*", "1.20", "*0.80*"]
 
 
 def test_what_was_measured(shown):
@@ -457,7 +470,7 @@ def test_the_pages_are_what_the_command_writes():
         text = path.read_bytes().decode()
         blocks |= {block[2] for block in readme.BLOCK.finditer(text)}
         assert update(text, readme.SHOWN) == text, path.name
-    assert readme.BLOCKS.keys() <= blocks
+    assert readme.BLOCKS.keys() | readme.BLOCKS_OF_MACHINES.keys() <= blocks
     assert all({"Use", "Limits"} <= patch.fields.keys() for patch in stack.load())
 
 
@@ -503,7 +516,7 @@ def test_no_figure_of_readme_is_typed():
 
 def test_every_figure_stands_in_readme():
     names = {name for _, name in readme.FIGURE.findall(readme_text())}
-    assert names == readme.figures_of(REFERENCE).keys()
+    assert names == readme.FIGURES.keys()
 
 
 def test_readme_is_short():
@@ -529,8 +542,43 @@ README_BLOCKS = "hardware", "contributions", "speedup-picture"
 
 def generated() -> dict[str, str]:
     """All that is generated of README, by name."""
-    blocks = {name: readme.BLOCKS[name](None) for name in README_BLOCKS}
-    return blocks | readme.figures_of(readme.REFERENCE)
+    blocks = {name: readme.block_text(name, readme.SHOWN) for name in README_BLOCKS}
+    known = claims.Claims(readme.REFERENCE)
+    return blocks | {name: readme.figure_text(name, known) for name in readme.FIGURES}
+
+
+@pytest.mark.parametrize(
+    ("figure", "journal", "run"),
+    [
+        ("autocast", "nvidia-h100/variants", "variant-precision-autocast"),
+        ("h100-technique-8", "nvidia-h100/ladder", "08-torch-compile"),
+        ("cuda-graphs", "nvidia-h100/steps", None),
+        ("seconds-01", "nvidia-h200/time-to-loss", None),
+    ],
+)
+def test_a_figure_that_its_journal_lacks(reference, figure, journal, run):
+    """Costs one line with its name, and only the pages that have it."""
+    if run:
+        drop_runs(reference / f"{journal}.jsonl", run)
+    else:
+        path = next(reference.glob(f"{journal}.json*"))
+        path.write_text("[]" if path.suffix == ".json" else "")
+    with pytest.raises(UserError, match=f"^the figure {figure}[ :].+") as error:
+        readme.with_figures(f"1<!--{figure}-->")
+    assert "\n" not in str(error.value)
+    assert readme.with_figures("1<!--epoch-loss-01-->") in readme_text()
+
+
+def drop_runs(journal: Path, run: str) -> None:
+    """Removes a run of every round, as if it had not been measured."""
+    lines, name = [], None
+    for line in journal.read_text(encoding="utf-8").splitlines(keepends=True):
+        event = json.loads(line)
+        if event["event"] in ("study", "run"):
+            name = event.get("name")
+        if name != run:
+            lines.append(line)
+    journal.write_text("".join(lines), encoding="utf-8")
 
 
 def halve_seconds(journal: Path, run: str) -> None:
@@ -609,7 +657,7 @@ def test_techniques_that_share_a_line(tmp_path):
     assert one.speed == pytest.approx(1.01)
     assert two_and_three.speed == pytest.approx(300 / 101)
     assert not two_and_three.is_small and not five.is_small
-    line = claims.together([one, five])
+    line = claims.shared_line([one, five])
     assert (line.numbers, line.at_most) == ((1, 4, 5), True)
     assert line.speed == pytest.approx(2)
 

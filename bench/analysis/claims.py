@@ -3,12 +3,15 @@
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 
-from bench.analysis.folders import rows_in
-from bench.analysis.rows import Row, printed
+from bench.analysis.folders import has_gpu, rows_in
+from bench.analysis.rows import Row, known, printed
 from bench.analysis.stats import mean_ratio
-from bench.catalogue import without_effect_on_gpus
+from bench.analysis.totals import optimized_in
+from bench.catalogue import effect_on_loss, without_effect_on_gpus
 from patches import stack
 
 # In README techniques that gain less share a line, if they change neither memory nor the loss.
@@ -74,23 +77,32 @@ class Contribution:
 
     @property
     def is_small(self) -> bool:
-        unchanged = all(patch.fields["Loss"] == "unchanged" for patch in self.patches)
+        """Whether it gains little, and changes neither memory nor the loss."""
+        if self.speed is None or self.memory is None:
+            return False
+        unchanged = all(effect_on_loss(patch) == "unchanged" for patch in self.patches)
         return unchanged and self.speed < SMALL_GAIN and round(self.memory, 2) == 1
+
+    @property
+    def rank(self) -> tuple[bool, bool, float]:
+        """The order in which lines are listed: the most first, then bounds, then for CPUs."""
+        return self.speed is None, self.at_most, -(self.speed or 0)
 
 
 class Claims:
     """The rows and records that README's figures are of."""
 
     def __init__(self, reference: Path):
-        """Reads a folder like results/reference. Raises OSError."""
-        h100, h200 = reference / "nvidia-h100", reference / "nvidia-h200"
-        ladder = rows_in(h100, "ladder")
-        self.ladder = {row.run.number: row for row in ladder if row.speeds}
-        self.variants = {row.label: row for row in rows_in(h100, "variants")}
-        self.steps = Steps(json.loads((h100 / "steps.json").read_text(encoding="utf-8")))
-        # By their stages, "00" and "01": one epoch at default settings, and tuned for its loss.
-        self.epoch = {row.run.stage: row for row in rows_in(h200, "stages")}
-        self.tuned = {row.run.stage: row for row in rows_in(h200, "time-to-loss")}
+        """Takes a folder like results/reference, whose journals are read where they are needed. A
+        figure that isn't there raises KeyError, or OSError."""
+        self.h100, self.h200 = reference / "nvidia-h100", reference / "nvidia-h200"
+        self.reference = reference
+
+    @cached_property
+    def ladder(self) -> dict[int, Row]:
+        """The scripts with a speed on the H100, by the numbers of their techniques."""
+        rows = rows_in(self.h100, "ladder")
+        return {row.run.number: row for row in rows if row.speeds and row.run.number is not None}
 
     @property
     def baseline(self) -> Row:
@@ -98,13 +110,42 @@ class Claims:
 
     @property
     def optimized(self) -> Row:
-        return self.ladder[max(self.ladder)]
+        return self.ladder[max(self.ladder, default=0)]
+
+    @cached_property
+    def variants(self) -> dict[str, Row]:
+        """The H100's variants of 01, by their labels."""
+        return {row.label: row for row in rows_in(self.h100, "variants")}
+
+    @cached_property
+    def steps(self) -> Steps:
+        text = (self.h100 / "steps.json").read_text(encoding="utf-8")
+        return Steps(json.loads(text))
+
+    @cached_property
+    def epoch(self) -> dict[str | None, Row]:
+        """One epoch at default settings on the H200, by the script: "00" or "01"."""
+        return {row.run.stage: row for row in rows_in(self.h200, "stages")}
+
+    @cached_property
+    def tuned(self) -> dict[str | None, Row]:
+        """The same, tuned for the loss of that epoch."""
+        return {row.run.stage: row for row in rows_in(self.h200, "time-to-loss")}
 
     @property
     def target(self) -> float:
         """The loss of one epoch that scripts were tuned for."""
         (target,) = self.tuned["00"].plan.targets.values()
         return target
+
+    def seconds_to_target(self, script: str, with_first_step: bool = False) -> float | None:
+        """Returns the seconds of training in which "00" or "01" comes to that loss."""
+        return self.tuned[script].seconds_to(self.target, with_first_step)
+
+    @cached_property
+    def cpus(self) -> list[Row]:
+        """The optimized script on each CPU."""
+        return [row for row in optimized_in(self.reference) if not has_gpu(row)]
 
     def contributions(self) -> list[Contribution]:
         """Returns what each technique contributes on the H100, the most first; techniques that gain
@@ -113,12 +154,12 @@ class Claims:
         small = [line for line in measured if line.is_small]
         lines = [line for line in measured if not line.is_small]
         if small:
-            lines.append(together(small))
+            lines.append(shared_line(small))
         if ALLOCATOR not in self.ladder:
             lines.append(self.allocator_settings())
-        lines.sort(key=lambda line: (line.at_most, -line.speed))
         for_cpus = sorted(without_effect_on_gpus() - self.ladder.keys())
-        return lines + [Contribution((number,)) for number in for_cpus]
+        lines += [Contribution((number,)) for number in for_cpus]
+        return sorted(lines, key=attrgetter("rank"))
 
     def allocator_settings(self) -> Contribution:
         """Returns what technique 15 gained: at most as much as it did with fast math."""
@@ -140,12 +181,12 @@ def contributions_of(ladder: Iterable[Row]) -> Iterable[Contribution]:
             )
 
 
-def together(lines: list[Contribution]) -> Contribution:
+def shared_line(lines: list[Contribution]) -> Contribution:
     """Returns one line for several techniques, with the most that any of them gained."""
     return Contribution(
         tuple(number for line in lines for number in line.numbers),
-        max(line.speed for line in lines),
-        max(line.memory for line in lines),
-        max((line.published for line in lines if line.published), default=None),
+        max(known(line.speed for line in lines), default=None),
+        max(known(line.memory for line in lines), default=None),
+        max(known(line.published for line in lines), default=None),
         at_most=True,
     )

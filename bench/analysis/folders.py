@@ -44,9 +44,9 @@ def sessions_in(folder: Path, study: str) -> list[tuple[Measurement, list[Row]]]
     ]
 
 
-def machines() -> list[Path]:
+def machines(reference: Path = REFERENCE) -> list[Path]:
     """Returns the folders of the machines that were measured."""
-    return sorted({path.parent for path in REFERENCE.glob("*/*.jsonl")})
+    return sorted({path.parent for path in reference.glob("*/*.jsonl")})
 
 
 def has_gpu(row: Row) -> bool:

@@ -4,6 +4,7 @@ import importlib.util
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 
@@ -22,6 +23,7 @@ class Gain:
     machine: str
     factor: float
     memory: float | None
+    device: str = "cuda"  # or "cpu"
     source: str = "measured"  # or "predicted", or "published"
     significance: str | None = None
     interval: tuple[float, float] | None = None
@@ -39,21 +41,23 @@ def best(gains: Iterable[Gain], prefer: Sequence[str] = ("measured", "predicted"
     preferred; None without any."""
     gains = list(gains)
     for source in prefer:
-        # The last one of equals: machines are sorted by name.
-        if own := sorted(
-            (gain for gain in gains if gain.source == source), key=lambda gain: gain.precision
-        ):
-            return own[-1]
+        own = [gain for gain in gains if gain.source == source]
+        if own:
+            # Of equals the last one: machines are sorted by name.
+            return max(reversed(own), key=attrgetter("precision"))
     return None
 
 
 def gain_of(row: Row) -> Gain:
-    """Returns what a row gained over its reference."""
+    """Returns what a row gained over its reference. Raises ValueError where it has no speedup."""
     comparison = row.speedup()
+    if comparison.factor is None:
+        raise ValueError(f"{row.label} has no speedup")
     return Gain(
         machine=re.sub("^(AMD|Intel) ", "", short_name(row.measured.machine)),
         factor=comparison.factor,
         memory=row.memory_factor,
+        device=row.measured.machine["device"],
         significance=comparison.significance,
         interval=comparison.interval,
         is_wide=comparison.is_wide,
@@ -71,19 +75,23 @@ def is_comparable(row: Row) -> bool:
 def technique_gains() -> dict[str, list[Gain]]:
     """Returns by the names of their patches what techniques gained on each machine that trains in
     bfloat16, those with a GPU first."""
-    rows = [
-        row
-        for folder in machines()
-        for row in every_row_in(folder, "ladder")
-        if is_comparable(row) and is_of_one_step(row) and trained_in(row.measured.machine) == TYPE
-    ]
     gains: dict[str, list[Gain]] = {}
-    for row in sorted(rows, key=has_gpu, reverse=True):
+    for row in sorted(technique_rows(), key=has_gpu, reverse=True):
         for part in (*row.joined, row):  # which have one gain together
             others = tuple(other for other in row.techniques if other != part.run.number)
             gain = replace(gain_of(row), together_with=others)
             gains.setdefault(str(part.run.script), []).append(gain)
     return gains
+
+
+def technique_rows() -> list[Row]:
+    """Returns the rows of the ladders in bfloat16 whose gain is that of one step."""
+    return [
+        row
+        for folder in machines()
+        for row in every_row_in(folder, "ladder")
+        if trained_in(row.measured.machine) == TYPE and is_comparable(row) and is_of_one_step(row)
+    ]
 
 
 def is_of_one_step(row: Row) -> bool:
@@ -115,15 +123,21 @@ class Session:
     """What the techniques gained in one measurement of a ladder."""
 
     folder: Path
-    same_type: bool  # as the machine that is asked for trains in
-    same_name: bool
-    where: str  # in words
+    machine: dict
     gains: dict[str, float]  # times the speed, by the names of patches
 
-    @property
-    def likeness(self) -> tuple[bool, bool]:
-        """The greater, the more similar its machine is."""
-        return self.same_type, self.same_name
+    def likeness_to(self, machine: dict) -> tuple[bool, bool]:
+        """Returns whether it is of a machine that trains in the same type, and of the same name:
+        the greater, the more similar."""
+        same_type = trained_in(self.machine) == trained_in(machine)
+        return same_type, self.machine["name"] == machine["name"]
+
+    def place_for(self, machine: dict) -> str:
+        """Returns in words where it was measured, for a reader with such a machine."""
+        place = f"measured on {short_name(self.machine)}"
+        if all(self.likeness_to(machine)):
+            return place
+        return f"{place}, another machine than this one, in {trained_in(self.machine)}"
 
 
 def gains_of(machine: dict, device: str, results: Path) -> tuple[dict[str, float], str]:
@@ -131,55 +145,64 @@ def gains_of(machine: dict, device: str, results: Path) -> tuple[dict[str, float
     similar one, by its patch, as the median of its sessions; of other machines where that one has
     none; and in words where it was measured. Without SciPy, as an audited script's environment may
     be, there are none."""
-    if not importlib.util.find_spec("scipy"):
-        return {}, ""
-    sessions = sessions_like(machine, device, results)
+    sessions = sessions_for(machine, device, results) if importlib.util.find_spec("scipy") else []
     if not sessions:
         return {}, ""
-    nearest = max(sessions, key=lambda session: session.likeness)
-    own = [
-        session.gains
-        for session in sessions
-        if (session.likeness, session.folder) == (nearest.likeness, nearest.folder)
-    ]
-    gains, others = medians(own), medians([session.gains for session in sessions])
-    where = nearest.where
-    if elsewhere := ", ".join(f"#{int(patch[:2])}" for patch in others if patch not in gains):
-        where += f"; {elsewhere} on others"
-    return others | gains, where
+    nearest = nearest_to(machine, sessions)
+    gains, of_any_machine = medians(nearest), medians(sessions)
+    where = nearest[0].place_for(machine)
+    elsewhere = [f"#{int(patch[:2])}" for patch in of_any_machine if patch not in gains]
+    if elsewhere:
+        where += f"; {', '.join(elsewhere)} on others"
+    return of_any_machine | gains, where
 
 
-def sessions_like(machine: dict, device: str, results: Path) -> list[Session]:
-    """Returns the ladders of a folder and of the reference machines that tell of a machine: those
-    of its device, and of GPUs those that train in its type."""
+def sessions_for(machine: dict, device: str, results: Path) -> list[Session]:
+    """Returns the ladders of a folder and of the reference machines that tell of a machine."""
     sessions = [
-        session_of(folder, rows, machine)
+        Session(folder, measured.machine, gains_in(rows))
         for folder in (results, *machines())
         for measured, rows in sessions_in(folder, "ladder")
-        if measured.machine["device"] == device and rows[0].tok_per_sec
+        if is_alike(measured.machine, machine, device)
     ]
-    if device != "cpu":
-        sessions = [session for session in sessions if session.same_type]
     return [session for session in sessions if session.gains]
 
 
-def session_of(folder: Path, rows: list[Row], machine: dict) -> Session:
-    """Returns what a ladder's rows tell of a machine."""
-    other = rows[0].measured.machine
-    same_type = trained_in(other) == trained_in(machine)
-    same_name = other["name"] == machine["name"]
-    where = f"measured on {short_name(other)}"
-    if not (same_type and same_name):
-        where += f", another machine than this one, in {trained_in(other)}"
-    gains = {
+def is_alike(other: dict, machine: dict, device: str) -> bool:
+    """Returns whether what one machine gained tells of another: on the same device, of GPUs also in
+    the same type."""
+    if other["device"] != device:
+        return False
+    return device == "cpu" or trained_in(other) == trained_in(machine)
+
+
+def gains_in(rows: list[Row]) -> dict[str, float]:
+    """Returns what each technique gained in a ladder; nothing where its first script failed."""
+    if not rows[0].speeds:
+        return {}
+    return {
         str(row.run.script): row.factor for row in rows if row.factor and len(row.techniques) < 2
     }
-    return Session(folder, same_type, same_name, where, gains)
 
 
-def medians(sessions: list[dict[str, float]]) -> dict[str, float]:
+def nearest_to(machine: dict, sessions: list[Session]) -> list[Session]:
+    """Returns the sessions of the most similar machine, in one folder."""
+
+    def likeness(session: Session) -> tuple[bool, bool]:
+        return session.likeness_to(machine)
+
+    nearest = max(sessions, key=likeness)
+    return [
+        session
+        for session in sessions
+        if session.folder == nearest.folder and likeness(session) == likeness(nearest)
+    ]
+
+
+def medians(sessions: list[Session]) -> dict[str, float]:
     """Returns the median over the sessions of each technique's speedup."""
-    patches = dict.fromkeys(patch for gains in sessions for patch in gains)
-    return {
-        patch: median(gains[patch] for gains in sessions if patch in gains) for patch in patches
-    }
+    gains: dict[str, list[float]] = {}
+    for session in sessions:
+        for patch, factor in session.gains.items():
+            gains.setdefault(patch, []).append(factor)
+    return {patch: median(factors) for patch, factors in gains.items()}

@@ -12,29 +12,50 @@ FLOAT32 = 1e-4  # how far a tensor's gradient may be off, relative to its norm
 # norm's gradient is a sum over tokens that nearly cancel, so that only its angle and length tell.
 ROUNDING = {"bfloat16": 2**-8, "float16": 2**-11, "float8": 2**-4}
 MEDIAN, TENSOR, COSINE, NORM = 2, 8, 0.9, 1.25
-COMPILED = 3, 8  # times what the uncompiled one is off by, plus so many roundings
+TIMES, MORE = 3, 8  # a compiled one: times what the uncompiled is off by, plus so many roundings
 DROPOUT = 0.02  # how far a tensor's gradient may be from numeric derivatives
 SEEN = 0.01  # how uncertain those may be, where a tensor is judged
 ENOUGH = 0.5  # of the tensors have to be judged
 
+COMPILED, UNCOMPILED = "compiled to uncompiled", "uncompiled to reference"  # comparisons
+Tensors = dict[str, list[float]]  # by name: relative error, cosine, ratio of norms
 
-@dataclass
+
+@dataclass(frozen=True)
+class Judgement:
+    """What one comparison comes to."""
+
+    text: str
+    wrong: list[str] = field(default_factory=list)  # a reason for each tensor that is off
+    decides: bool = True  # enough to call gradients right, where nothing is wrong
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """What the comparisons of a script come to: a text for each, and what is wrong."""
+    """What all comparisons of a script come to, by their names."""
 
-    cells: dict[str, str] = field(default_factory=dict)
-    wrong: list[str] = field(default_factory=list)
-    unchecked: list[str] = field(default_factory=list)  # comparisons that decide nothing
+    judgements: dict[str, Judgement] = field(default_factory=dict)
+
+    @property
+    def cells(self) -> dict[str, str]:
+        return {comparison: judgement.text for comparison, judgement in self.judgements.items()}
+
+    @property
+    def wrong(self) -> list[str]:
+        if not self.judgements:
+            return ["nothing was compared"]
+        return [
+            f"{comparison}: {reason}"
+            for comparison, judgement in self.judgements.items()
+            for reason in judgement.wrong
+        ]
 
     @property
     def text(self) -> str:
         if self.wrong:
             return f"**wrong**: {self.wrong[0]}"
-        return "not checkable" if set(self.unchecked) >= self.cells.keys() else "right"
-
-    def add(self, comparison: str, text: str, wrong: list[str]) -> None:
-        self.cells[comparison] = text
-        self.wrong += [f"{comparison}: {reason}" for reason in wrong]
+        is_decided = any(judgement.decides for judgement in self.judgements.values())
+        return "right" if is_decided else "not checkable"
 
 
 def type_of(record: Record) -> str:
@@ -47,38 +68,36 @@ def type_of(record: Record) -> str:
 
 def verdict_of(record: Record) -> Verdict:
     """Returns what a record's comparisons come to."""
-    verdict, events = Verdict(), {event["comparison"]: event for event in record.gradients}
+    events = {event["comparison"]: event for event in record.gradients}
     rounding = ROUNDING.get(type_of(record))
-    uncompiled = events.get("uncompiled to reference")
-    for comparison, event in events.items():
-        if comparison == "dropout":
-            judge_dropout(verdict, event)
-        elif not event["tensors"]:
-            verdict.add(comparison, "", ["no optimizer was given a gradient"])
-        elif rounding is None:
-            judge_exact(verdict, comparison, event["tensors"])
-        elif comparison == "compiled to uncompiled" and uncompiled:
-            judge_compiled(verdict, event["tensors"], uncompiled["tensors"], rounding)
-        else:
-            judge_rounded(verdict, comparison, event["tensors"], rounding)
-    if not events:
-        verdict.wrong.append("nothing was compared")
-    return verdict
+    return Verdict({comparison: judge(comparison, events, rounding) for comparison in events})
 
 
-def judge_exact(verdict: Verdict, comparison: str, tensors: dict[str, list[float]]) -> None:
+def judge(comparison: str, events: dict[str, dict], rounding: float | None) -> Judgement:
+    """Judges one of a record's comparisons; `rounding` is that of a type smaller than float32."""
+    if comparison == "dropout":
+        return judge_dropout(events[comparison])
+    tensors = events[comparison]["tensors"]
+    if not tensors:
+        return Judgement("", ["no optimizer was given a gradient"])
+    if rounding is None:
+        return judge_exact(tensors)
+    if comparison == COMPILED and UNCOMPILED in events:
+        return judge_compiled(tensors, events[UNCOMPILED]["tensors"], rounding)
+    return judge_rounded(tensors, rounding)
+
+
+def judge_exact(tensors: Tensors) -> Judgement:
     """Judges gradients in float32, which are those of the other program but for rounding."""
     wrong = [
         f"{name} is off by {error:.1%}"
         for name, (error, *_) in tensors.items()
         if not error <= FLOAT32
     ]
-    verdict.add(comparison, f"{largest(tensors):.0e}", wrong)
+    return Judgement(f"{largest(tensors):.0e}", wrong)
 
 
-def judge_rounded(
-    verdict: Verdict, comparison: str, tensors: dict[str, list[float]], rounding: float
-) -> None:
+def judge_rounded(tensors: Tensors, rounding: float) -> Judgement:
     """Judges gradients in a smaller type by those in float32."""
     wrong = [
         f"{name} is off by {error:.1%}, cosine {cosine:.3f}, norm × {norm:.2f}"
@@ -88,7 +107,7 @@ def judge_rounded(
     middle = median(error for error, *_ in tensors.values())
     if not middle <= MEDIAN * rounding:
         wrong.append(f"half of the tensors are off by more than {middle:.1%}")
-    verdict.add(comparison, f"{largest(tensors):.0e} (median {middle:.0e})", wrong)
+    return Judgement(f"{largest(tensors):.0e} (median {middle:.0e})", wrong)
 
 
 def is_near(name: str, error: float, cosine: float, norm: float, rounding: float) -> bool:
@@ -98,42 +117,39 @@ def is_near(name: str, error: float, cosine: float, norm: float, rounding: float
     return error <= TENSOR * rounding
 
 
-def judge_compiled(
-    verdict: Verdict,
-    tensors: dict[str, list[float]],
-    uncompiled: dict[str, list[float]],
-    rounding: float,
-) -> None:
+def judge_compiled(tensors: Tensors, uncompiled: Tensors, rounding: float) -> Judgement:
     """Judges a compiled program in a smaller type by the uncompiled one, which rounds as often."""
-    times, more = COMPILED
     wrong = [
         f"{name} is off by {error:.1%}"
         for name, (error, *_) in tensors.items()
-        if not error <= times * uncompiled[name][0] + more * rounding
+        if not error <= TIMES * uncompiled[name][0] + MORE * rounding
     ]
-    verdict.add("compiled to uncompiled", f"{largest(tensors):.0e}", wrong)
+    return Judgement(f"{largest(tensors):.0e}", wrong)
 
 
-def judge_dropout(verdict: Verdict, event: dict) -> None:
+def judge_dropout(event: dict) -> Judgement:
     """Judges gradients with dropout by numeric derivatives, where those are certain enough."""
     if "refused" in event:
-        verdict.add("dropout", f"refused: {event['refused']}", [])
-        verdict.unchecked.append("dropout")
-        return
-    tensors = {name: dropout_error(lines) for name, lines in event["directions"].items()}
-    judged = {name: error for name, error in tensors.items() if error}
+        return Judgement(f"refused: {event['refused']}", decides=False)
+    tensors = event["directions"]
+    certain = certain_errors(tensors)
     wrong = [
         f"{name} is off by {error:.0%}"
-        for name, (error, bound) in judged.items()
+        for name, (error, bound) in certain.items()
         if not error <= bound
     ]
-    text = f"{len(judged)} of {len(tensors)} tensors, noise {event['loss_noise']:.0e}"
-    if judged:
-        text = f"{max(error for error, _ in judged.values()):.1%}; {text}"
-    if len(judged) < ENOUGH * len(tensors):
-        verdict.unchecked.append("dropout")
-        text = f"not checkable: {text}"
-    verdict.add("dropout", text, wrong)
+    text = f"{len(certain)} of {len(tensors)} tensors, noise {event['loss_noise']:.0e}"
+    if certain:
+        text = f"{max(error for error, _ in certain.values()):.1%}; {text}"
+    if len(certain) < ENOUGH * len(tensors):
+        return Judgement(f"not checkable: {text}", wrong, decides=False)
+    return Judgement(text, wrong)
+
+
+def certain_errors(tensors: dict[str, list[list[float]]]) -> dict[str, tuple[float, float]]:
+    """Returns dropout_error() of the tensors whose numeric derivatives are certain enough."""
+    errors = {name: dropout_error(directions) for name, directions in tensors.items()}
+    return {name: error for name, error in errors.items() if error}
 
 
 def dropout_error(directions: list[list[float]]) -> tuple[float, float] | None:
@@ -149,6 +165,6 @@ def dropout_error(directions: list[list[float]]) -> tuple[float, float] | None:
     return error / size, max(DROPOUT, 4 * uncertain / size)
 
 
-def largest(tensors: dict[str, list[float]]) -> float:
+def largest(tensors: Tensors) -> float:
     """Returns the largest error of a comparison; infinite where one isn't a number."""
     return max(error if isfinite(error) else inf for error, *_ in tensors.values())

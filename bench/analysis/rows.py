@@ -1,10 +1,12 @@
 """From a journal's Measurement to rows: medians over the rounds, speedups, significance."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from statistics import median
+from typing import NamedTuple
 
 from bench.analysis.stats import Estimate, Family, Values, logs_of, mean_ratio
 from bench.analysis.training import Training
@@ -17,9 +19,14 @@ WIDE = 1.4  # the upper end of an interval over the lower: then one run distorts
 UNSTEADY = 1.1  # times its median time that a row's slowest run took, on a GPU
 
 
+def known(values: Iterable[float | None]) -> list[float]:
+    """Returns the values that are known."""
+    return [value for value in values if value is not None]
+
+
 def median_known(values: Iterable[float | None]) -> float | None:
     """Returns the median of the values that are known; None where it is infinite."""
-    middle = median([value for value in values if value is not None] or [math.inf])
+    middle = median(known(values) or [math.inf])
     return None if math.isinf(middle) else middle
 
 
@@ -27,30 +34,51 @@ def ratio(a: float | None, b: float | None) -> float | None:
     return a / b if a and b else None
 
 
-def difference(a: float | None, b: float | None) -> float | None:
-    return None if None in (a, b) else a - b
+def subtract(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a - b
+
+
+class TrainedRun(NamedTuple):
+    """A run that came to a speed."""
+
+    round: int
+    seed: int
+    training: Training
 
 
 class Figures:
     """What the results of a run come to: medians over the rounds, None for what isn't known."""
 
     def __init__(self, results: Iterable[Result], plan: Plan):
-        results = sorted(results, key=lambda result: result.round)
-        complete = [result for result in results if result.record]
+        self.results = sorted(results, key=attrgetter("round"))
         self.plan = plan
-        self.failures = [result.outcome for result in results if not result.outcome.complete]
-        # Every run tells speed and memory, those with the seed of their round the rest.
-        self.runs = [(result.round, Training(result.record)) for result in complete]
-        self.by_round: dict[int, Training] = {
-            result.round: training
-            for result, (_, training) in zip(complete, self.runs, strict=True)
-            if result.seed == plan.seed_of(result.round)
-        }
-        self.losses_by_seed = {
-            result.seed: result.record.val_loss_after(plan.loss_tokens) for result in complete
+
+    @property
+    def failures(self) -> list[Outcome]:
+        return [result.outcome for result in self.results if not result.outcome.complete]
+
+    @cached_property
+    def runs(self) -> list[TrainedRun]:
+        """Every complete run: each tells speed and memory."""
+        return [
+            TrainedRun(result.round, result.seed, Training(result.record))
+            for result in self.results
+            if result.record
+        ]
+
+    @cached_property
+    def by_round(self) -> dict[int, Training]:
+        """The run of each round that has the round's seed: it tells losses and times, too."""
+        return {
+            run.round: run.training for run in self.runs if run.seed == self.plan.seed_of(run.round)
         }
 
     @cached_property
+    def losses_by_seed(self) -> dict[int, float | None]:
+        tokens = self.plan.loss_tokens
+        return {run.seed: run.training.record.val_loss_after(tokens) for run in self.runs}
+
+    @property
     def trainings(self) -> list[Training]:
         """One of each round."""
         return list(self.by_round.values())
@@ -71,17 +99,17 @@ class Figures:
     @cached_property
     def speeds(self) -> list[float]:
         """The tok/sec of each run, of all its processes together."""
-        return [training.tok_per_sec for _, training in self.runs]
+        return known(run.training.tok_per_sec for run in self.runs)
 
     @property
     def slowdown(self) -> float | None:
         """How many times its median time the slowest run took."""
-        return self.tok_per_sec / min(self.speeds) if self.speeds else None
+        return median(self.speeds) / min(self.speeds) if self.speeds else None
 
     @cached_property
     def memories(self) -> Values:
         """The reserved GB of each run, with its round."""
-        return [(number, training.record.end["reserved_gb"]) for number, training in self.runs]
+        return [(run.round, run.training.record.end["reserved_gb"]) for run in self.runs]
 
     @cached_property
     def tok_per_sec(self) -> float | None:
@@ -109,8 +137,10 @@ class Figures:
     @property
     def seed_noise(self) -> float | None:
         """The range of its losses over several seeds; None without."""
-        losses = self.losses_by_seed.values()
-        return max(losses) - min(losses) if len(losses) > 1 and None not in losses else None
+        losses = known(self.losses_by_seed.values())
+        if len(losses) < 2 or len(losses) < len(self.losses_by_seed):
+            return None
+        return max(losses) - min(losses)
 
     # ---- Time to a loss
 
@@ -150,7 +180,7 @@ class Figures:
         """Returns what the first step of a round would take beyond a median one, had it to compile:
         its own figure, or the median of the rounds that did."""
         cold = self.cold_excesses
-        return cold[number] if number in cold else median_known((cold or self.excesses).values())
+        return cold[number] if number in cold else median((cold or self.excesses).values())
 
     def missed(self, target: float | None) -> bool:
         """Returns whether a run never came to a target."""
@@ -172,7 +202,7 @@ class Figures:
         """Returns what is compared: the speed of each run, or with a target how often in a second
         it would come to that loss; one that missed it as if it had come there at its end."""
         if target is None:
-            return [(number, training.tok_per_sec) for number, training in self.runs]
+            return [(run.round, run.training.tok_per_sec) for run in self.runs]
         times = self.times_to(target, with_first_step, missed_at_end=True)
         return [
             (number, 1 / seconds if seconds > 0 else None)
@@ -189,13 +219,13 @@ class Row(Figures):
     speedup and significance are the technique's: of the script with it over the one without.
     """
 
-    def __init__(self, run: Run, measured: Measurement, rows: "Rows"):
-        """Takes the table, with the rows before it; the others follow."""
+    def __init__(self, run: Run, rows: "Rows"):
+        """Takes the table that the row is of: that knows the others."""
+        measured = rows.measured
         super().__init__(
             (result for result in measured.results if result.name == run.name), measured.plan
         )
         self.run, self.measured, self.rows = run, measured, rows
-        self.baseline: Row | None = next(iter(rows.values()), None)
 
     @property
     def label(self) -> str:
@@ -229,61 +259,56 @@ class Row(Figures):
         precision, peak = self.record.precision, self.measured.peak
         if precision == "TF32" and precision not in peak:
             precision = "float32"
-        return ratio(flops, peak.get(precision))
+        return ratio(flops, peak[precision]) if precision in peak else None
 
     # ---- Compared
 
-    @cached_property
-    def reference(self) -> "Row | None":
-        """The row that it is compared to: the nearest with figures that is printed on its own."""
-        if self.joined_with:
-            return None
-        row = self.rows.get(self.run.compared_to)
-        while row and (not row.speeds or row.joined_with):
-            row = row.rows.get(row.run.compared_to)
-        return row
+    @property
+    def baseline(self) -> "Row | None":
+        """The first row; None of that row itself."""
+        return self.rows.first if self.rows.first is not self else None
 
     @cached_property
     def joined_with(self) -> "Row | None":
-        """The next technique's row, with which it is printed as one: where a run on a GPU was much
-        slower than the others, the gains of the two can't be told apart. A CPU's noise is wider:
-        there every row is printed."""
-        on_gpu = self.measured.machine.get("gpus")
-        if not on_gpu or not self.speeds or self.slowdown < UNSTEADY or not self.run.compared_to:
-            return None
-        return next((row for row in self.rows.values() if row.is_step_after(self)), None)
-
-    def is_step_after(self, row: "Row") -> bool:
-        """Returns whether it has figures, and its script is that of `row` with the techniques that
-        follow in the series."""
-        return (
-            bool(self.speeds)
-            and self.run.compared_to == row.run.name
-            and is_step(self.run)
-            and is_step(row.run)
-        )
+        """The next technique's row, where the two are printed as one."""
+        return self.rows.joined_with(self)
 
     @property
     def joined(self) -> "list[Row]":
         """The rows that are printed as one with it, whose gains are part of its own."""
-        return [row for row in self.rows.values() if row.joined_with is self]
+        return [row for row in self.rows if row.joined_with is self]
+
+    @cached_property
+    def reference(self) -> "Row | None":
+        """The row that it is compared to."""
+        return self.rows.reference_of(self)
+
+    @property
+    def is_unsteady(self) -> bool:
+        """Whether a run on a GPU was much slower than the others. A CPU's noise is wider."""
+        if not self.measured.machine.get("gpus") or self.slowdown is None:
+            return False
+        return self.slowdown >= UNSTEADY
 
     @property
     def techniques(self) -> list[int]:
         """The numbers of the techniques that its factor is of: more than one in a ladder where the
         row before it was left out or failed; none where there is no factor, or no ladder."""
-        if self.run.number is None or not self.reference or not self.speeds:
+        if not self.reference or not self.speeds:
             return []
-        numbers = range(self.reference.run.number + 1, self.run.number + 1)
+        before, own = self.reference.run.number, self.run.number
+        if before is None or own is None:
+            return []
         idle = without_effect_on_gpus() if self.measured.machine["gpus"] else set()
-        return [number for number in numbers if number == self.run.number or number not in idle]
+        return [*(number for number in range(before + 1, own) if number not in idle), own]
 
-    def speedup(
-        self, target: float | None = None, with_first_step: bool = False, over: "Row | None" = None
-    ) -> "Comparison":
-        """Returns how many times as fast as its reference, or as the row `over`, it is or comes to
-        a target."""
-        return Comparison(self, over or self.reference, target, with_first_step)
+    def speedup(self, target: float | None = None, with_first_step: bool = False) -> "Comparison":
+        """Returns how many times as fast as its reference it is, or comes to a target."""
+        return Comparison(self, self.reference, target, with_first_step)
+
+    def speedup_over(self, other: "Row | None") -> "Comparison":
+        """Returns how many times as fast as another row it is."""
+        return Comparison(self, other)
 
     @property
     def factor(self) -> float | None:
@@ -299,7 +324,7 @@ class Row(Figures):
 
     @property
     def factor_baseline(self) -> float | None:
-        return self.speedup(over=self.baseline).factor
+        return self.speedup_over(self.baseline).factor
 
     @property
     def memory_factor(self) -> float | None:
@@ -308,7 +333,7 @@ class Row(Figures):
 
     @property
     def loss_difference(self) -> float | None:
-        return difference(self.val_loss, self.reference.val_loss) if self.reference else None
+        return subtract(self.val_loss, self.reference.val_loss) if self.reference else None
 
     @property
     def published_factor(self) -> float | None:
@@ -385,12 +410,15 @@ class Comparison:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The factor's 95 % confidence interval."""
-        return self.estimate and self.estimate.interval
+        return self.estimate.interval if self.estimate else None
 
     @property
     def is_wide(self) -> bool:
         """Whether the interval is so wide that one run distorts the mean."""
-        return bool(self.interval) and self.interval[1] > WIDE * self.interval[0]
+        if not self.interval:
+            return False
+        low, high = self.interval
+        return high > WIDE * low
 
     @property
     def significance(self) -> str | None:
@@ -399,11 +427,46 @@ class Comparison:
         return self.family.significance(self.row.run.name) if self.pair else None
 
 
-class Rows(dict[str, Row]):
-    """The rows of a table by their names, and what is tested as a whole."""
+class Rows:
+    """The rows of a measurement: which one each is compared to, and what is tested as a whole."""
 
-    def __init__(self):
+    def __init__(self, measured: Measurement):
+        self.measured = measured
+        self.by_name = {run.name: Row(run, self) for run in measured.plan.runs}
         self.families: dict[tuple[float | None, bool], Family] = {}
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.by_name.values())
+
+    @property
+    def first(self) -> Row:
+        return next(iter(self))
+
+    # ---- Which row is compared to which
+
+    def joined_with(self, row: Row) -> Row | None:
+        """Returns the next technique's row where a row is printed as one with it: where a run was
+        much slower than the others, the gains of the two can't be told apart."""
+        if not row.is_unsteady or not row.run.compared_to:
+            return None
+        return next((other for other in self if is_step_after(other, row)), None)
+
+    def reference_of(self, row: Row) -> Row | None:
+        """Returns the row that another one is compared to: the nearest with figures that is printed
+        on its own. None of a row that isn't."""
+        if row.joined_with:
+            return None
+        reference = self.before(row)
+        while reference and (not reference.speeds or reference.joined_with):
+            reference = self.before(reference)
+        return reference
+
+    def before(self, row: Row) -> Row | None:
+        """Returns the row that the plan compares a row to."""
+        name = row.run.compared_to
+        return self.by_name.get(name) if name else None
+
+    # ---- What is tested
 
     def family(self, target: float | None = None, with_first_step: bool = False) -> Family:
         """Returns the speedups of the rows' values() with these arguments. Rows with a failed run,
@@ -411,8 +474,8 @@ class Rows(dict[str, Row]):
         key = target, with_first_step
         if key not in self.families:
             logs = {
-                name: logs_of(row.values(*key))
-                for name, row in self.items()
+                row.run.name: logs_of(row.values(*key))
+                for row in self
                 if row.speeds and not row.outcome and not row.missed(target)
             }
             self.families[key] = Family(logs, self.pairs(), pooled=target is None)
@@ -420,13 +483,22 @@ class Rows(dict[str, Row]):
 
     def pairs(self) -> dict[str, tuple[str, str]]:
         """Returns by the rows' names those of the two that each compares, where it has figures."""
-        pairs = {name: row.speedup().pair for name, row in self.items()}
-        return {name: (pair[0].run.name, pair[1].run.name) for name, pair in pairs.items() if pair}
+        pairs = {}
+        for row in self:
+            pair = row.speedup().pair
+            if pair:
+                one, other = pair
+                pairs[row.run.name] = one.run.name, other.run.name
+        return pairs
+
+
+def is_step_after(row: Row, earlier: Row) -> bool:
+    """Returns whether a row has figures, and its script is that of an earlier row with the
+    techniques that follow in the series."""
+    is_next = row.run.compared_to == earlier.run.name
+    return bool(row.speeds) and is_next and is_step(row.run) and is_step(earlier.run)
 
 
 def rows_of(measured: Measurement) -> list[Row]:
     """Returns a row for each run of a plan."""
-    rows = Rows()
-    for run in measured.plan.runs:
-        rows[run.name] = Row(run, measured, rows)
-    return list(rows.values())
+    return list(Rows(measured))

@@ -5,6 +5,7 @@ are logarithms, so the difference of two means is the logarithm of a speedup.
 """
 
 import math
+from collections.abc import Sequence
 from statistics import fmean, median, stdev, variance
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ ROUNDING = 1e-9  # a standard error below it: the values have no spread
 POOLED_ROWS, POOLED_ROUNDS, POOLED_BASELINE_RUNS = 6, 3, 4
 PRIOR = 1  # degrees of freedom as which the usual variance of the table's rows counts
 
-Values = list[tuple[int, float | None]]  # of a row's runs, each with its round; None: not known
+Values = Sequence[tuple[int, float | None]]  # of a row's runs, each with its round; None: not known
 Logs = dict[int, list[float]]  # their logarithms, by the round
 
 
@@ -69,22 +70,26 @@ class Family:
         self.rows = in_rounds_of_all({name: logs for name, logs in rows.items() if logs})
         self.pooled = pooled and is_large(self.rows)
         self.means = pooled_means(self.rows) if self.pooled else {}
-        self.differences = {
-            name: difference
-            for name, pair in pairs.items()
-            if pair and name in self.rows and (difference := self.difference(*pair))
-        }
+        self.differences = self.differences_of(pairs)
         self.significant = significant(self.differences, POOLED_LEVEL if self.pooled else LEVEL)
+
+    def differences_of(self, pairs: dict[str, tuple[str, str]]) -> dict[str, Estimate]:
+        """Returns the differences of pairs that can be estimated, by the names of their rows."""
+        differences = {
+            name: self.difference(*pair) for name, pair in pairs.items() if name in self.rows
+        }
+        return {name: estimate for name, estimate in differences.items() if estimate}
 
     def difference(self, one: str, other: str) -> Estimate | None:
         """Returns by how much one row's mean is above the other's; None where that can't be
         estimated."""
-        if not self.pooled:
-            rows = self.rows.get(one), self.rows.get(other)
-            return paired_difference(*rows) if all(rows) else None
-        if not {one, other} <= self.means.keys():
+        if self.pooled:
+            if one not in self.means or other not in self.means:
+                return None
+            return self.means[one].minus(self.means[other])
+        if one not in self.rows or other not in self.rows:
             return None
-        return self.means[one].minus(self.means[other])
+        return paired_difference(self.rows[one], self.rows[other])
 
     def significance(self, name: str) -> str:
         if name not in self.differences:

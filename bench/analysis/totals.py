@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bench.analysis.folders import rows_in, sessions_in
+from bench.analysis.folders import machines, rows_in, sessions_in
 from bench.analysis.rows import Row
 from bench.common import has_option
 
@@ -20,7 +20,7 @@ def last_of_ladder(results: Path) -> Row | None:
 
 def rounds_of_both(row: Row) -> int:
     """Returns how many rounds a row and its baseline have, at least."""
-    return min(row.rounds, row.baseline.rounds)
+    return min(row.rounds, row.baseline.rounds) if row.baseline else row.rounds
 
 
 def best_total(results: Path) -> Row | None:
@@ -46,6 +46,12 @@ def optimized_on(folder: Path) -> Row | None:
     return None
 
 
+def optimized_in(reference: Path) -> list[Row]:
+    """Returns the optimized script of each machine that has measured it and the baseline."""
+    rows = [optimized_on(folder) for folder in machines(reference)]
+    return [row for row in rows if row]
+
+
 def totals_in(results: Path) -> list[float]:
     """Returns how many times as fast as 00 01 was in each measurement of a folder that has both."""
     totals = [
@@ -60,8 +66,12 @@ def total_of(rows: list[Row]) -> float | None:
     """Returns how many times as fast as 00 01 is, both at their own settings, or the last script of
     a whole ladder; None where one is missing."""
     own = [row for row in rows if not has_option("--batch-size", row.run.options)]
-    base = rows[0].run
-    if rows[0] not in own or base.stage != "00" and base.number != 0:
+    if rows[0] not in own or not is_plain(rows[0]):
         return None
-    ends = [row for row in own if row.run.stage == "01" or is_whole(row)]
-    return ends[-1].factor_baseline if ends else None
+    optimized = [row for row in own if row.run.stage == "01" or is_whole(row)]
+    return optimized[-1].factor_baseline if optimized else None
+
+
+def is_plain(row: Row) -> bool:
+    """Returns whether a row is that of 00, alone or at the beginning of a ladder."""
+    return row.run.stage == "00" or row.run.number == 0

@@ -33,7 +33,8 @@ class Training:
     def quartiles(self) -> tuple[float, ...] | None:
         """The first quartile, the median and the third of the speeds of single steps, tok/sec; None
         where there are too few."""
-        if rewritten := self.record.end.get("quartiles_tok_per_sec"):
+        rewritten = self.record.end.get("quartiles_tok_per_sec")
+        if rewritten:
             return tuple(map(float, rewritten))
         rates = [self.record.tokens_per_step / second for second in self.timed_steps()[WARM_UP:]]
         if len(rates) < LEAST_STEPS or not self.record.end:

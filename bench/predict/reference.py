@@ -82,7 +82,7 @@ def predicted_gains() -> list[tuple[Run, Gain]]:
             base = prediction_of(reference.script, [*GPT2, *reference.options])
             speed = prediction.tok_per_sec(32, card) / base.tok_per_sec(32, card)
             memory = prediction.needs[32].reserved / base.needs[32].reserved
-            gains.append((run, Gain("H100", speed, memory, "predicted")))
+            gains.append((run, Gain("H100", speed, memory, source="predicted")))
     return gains
 
 

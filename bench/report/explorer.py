@@ -2,6 +2,7 @@
 whose prediction is stored, whether it fits, what it reserves, and how fast it trains."""
 
 import json
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from bench.catalogue import FLOAT16, STAGES, Run
@@ -93,7 +94,8 @@ def gpu_data(
     speeds: dict[str, dict] = {name: {} for name in predictions}
     for name, by_model in predictions.items():
         for model, prediction in by_model.items():
-            if row := speeds_on(card, runs[name], prediction):
+            row = speeds_on(card, runs[name], prediction)
+            if row:
                 speeds[name][model] = row
     return dict(
         gb=gb(card.mib),
@@ -125,41 +127,48 @@ def speeds_on(card: Card, run: Run, prediction: Prediction) -> dict[int, list]:
 
 def data_block() -> str:
     """Returns the element of the page that holds the data. Raises UserError, StackError."""
-    runs, predictions = choices(), {}
-    for name, run in runs.items():
-        for model in MODELS:
-            if prediction := reference.kept_of(run.script, ["--model", model, *run.options]):
-                predictions.setdefault(name, {})[model] = prediction
-    names = {name.split()[0] for name in predictions}
+    runs = choices()
+    predictions = predictions_of(runs)
     data = {
         "models": MODELS,
         "context": predictions["00"]["gpt2"].context_length,
         "others": reference.published_others(),  # measured, with their programs
-        "about": {
-            patch.name: prose_of(patch)
-            for patch in (*stack.load(), *stack.load_variants())
-            if patch.name in names
-        },
+        "about": prose_by_patch(predictions),
         "scripts": {
             name: script_data(name, runs[name], by_model) for name, by_model in predictions.items()
         },
-        "gpus": {
-            name: gpu_data(card, runs, predictions)
-            for name, card in sorted(CARDS.items(), key=lambda item: item[1][:2])  # by memory
-            if card.capability >= 7
-        },  # 01 needs it
+        "gpus": {name: gpu_data(card, runs, predictions) for name, card in trainable_cards()},
     }
     return f'<script type="application/json" id="data">\n{as_json(data, 2)}\n</script>'
+
+
+def predictions_of(runs: dict[str, Run]) -> dict[str, dict[str, Prediction]]:
+    """Returns what is stored of each script, by the model; nothing of one without any."""
+    predictions: dict[str, dict[str, Prediction]] = {}
+    for name, run in runs.items():
+        for model in MODELS:
+            prediction = reference.kept_of(run.script, ["--model", model, *run.options])
+            if prediction:
+                predictions.setdefault(name, {})[model] = prediction
+    return predictions
+
+
+def prose_by_patch(labels: Iterable[str]) -> dict[str, str]:
+    """Returns what a reader needs of each patch that scripts with such labels are of."""
+    names = {label.split()[0] for label in labels}
+    patches = [*stack.load(), *stack.load_variants()]
+    return {patch.name: prose_of(patch) for patch in patches if patch.name in names}
+
+
+def trainable_cards() -> list[tuple[str, Card]]:
+    """Returns the GPUs that 01 can train on, by memory and capability."""
+    cards = [(name, card) for name, card in CARDS.items() if card.capability >= 7]
+    return sorted(cards, key=lambda item: (item[1].mib, item[1].capability))
 
 
 def as_json(value, levels: int = 0) -> str:
     """Returns JSON for a page, with a line for each entry of the outer levels."""
     if levels and isinstance(value, dict):
-        return (
-            "{\n"
-            + ",\n".join(
-                f"{as_json(name)}:{as_json(part, levels - 1)}" for name, part in value.items()
-            )
-            + "\n}"
-        )
+        entries = [f"{as_json(name)}:{as_json(part, levels - 1)}" for name, part in value.items()]
+        return "{\n" + ",\n".join(entries) + "\n}"
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")

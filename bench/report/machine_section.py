@@ -48,7 +48,7 @@ def headline(results: Path) -> str:
 
 
 def ladder_headline(row: Row) -> str:
-    interval = spread(row.speedup(over=row.baseline).interval, ".1f")
+    interval = spread(row.speedup_over(row.baseline).interval, ".1f")
     certainty = f" (95 %: {interval})" if interval else ""
     return (
         f"{row.label} trains **{row.tok_per_sec:,.0f} tok/sec,"

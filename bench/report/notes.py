@@ -3,6 +3,7 @@ mean says docs/methodology.md."""
 
 import shlex
 from collections.abc import Iterable
+from operator import attrgetter
 
 from bench.analysis.rows import WIDE, Row, printed
 from bench.measure.journal import Measurement
@@ -17,7 +18,7 @@ WIDE_LEGEND = f"{WIDE_MARK}: the 95% interval's upper end is over {WIDE} times i
 def provenance(measured: Iterable[Measurement]) -> str:
     """Returns when, at which commits and with which PyTorch a page's figures were measured, from
     the first measurement to the last; "" without any."""
-    ordered = sorted(measured, key=lambda measurement: measurement.time)
+    ordered = sorted(measured, key=attrgetter("time"))
     if not ordered:
         return ""
     first, last = moment_of(ordered[0]), moment_of(ordered[-1])
@@ -94,11 +95,7 @@ def peak_note(matmul_peak: dict[str, float]) -> str:
 
 def speedup_note(rows: list[Row]) -> str:
     """Returns what the speedups of a table are over, and which rows aren't compiled."""
-    over = "over the row above, or the nearest with numbers"
-    if any(row.run.ablated for row in rows):
-        over = "of the script with the technique over the one without it"
-    elif one_reference(rows):
-        over = "over the first row"
+    over = reference_in_words(rows)
     note = f"Speedups are {over}; docs/methodology.md says what else the columns mean."
     note += joined_note(rows)
     if any(row.speedup().is_wide for row in rows):
@@ -107,6 +104,15 @@ def speedup_note(rows: list[Row]) -> str:
     if labels:
         note += f" Not compiled, for lack of a compiler or by choice: {', '.join(labels)}."
     return note
+
+
+def reference_in_words(rows: list[Row]) -> str:
+    """Returns what the rows of a table are compared to."""
+    if any(row.run.ablated for row in rows):
+        return "of the script with the technique over the one without it"
+    if one_reference(rows):
+        return "over the first row"
+    return "over the row above, or the nearest with numbers"
 
 
 def joined_note(rows: list[Row]) -> str:

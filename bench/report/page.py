@@ -1,11 +1,9 @@
 """A machine's page with all that the studies have measured: results/report.md, and report.html, one
 file that opens in any browser."""
 
-import base64
-import re
+import importlib.util
 from collections.abc import Collection
 from pathlib import Path
-from string import Template
 
 from bench.analysis.folders import newest_in
 from bench.common import write_whole
@@ -14,11 +12,6 @@ from bench.report.machine_section import headline, machine_section
 from bench.report.notes import provenance
 from bench.report.pictures import draw_all
 from bench.report.tables import picture_name, text_of
-
-OPEN = "<details><summary>The ladder"  # the section that is open at first
-PICTURE = r'(?<=src=")[\w.-]+\.png'
-SECTION = r"(?s)<h2>(.*?)</h2>(.*?)(?=<h2>|\Z)"
-FRAME = Path(__file__).with_name("report.html")  # the style, and what sorts tables
 
 
 def write_page(studies: dict, results: Path, missing: dict[str, str]) -> Path:
@@ -69,35 +62,10 @@ def write_html(page: Path) -> Path | None:
     """Writes `page`, a report.md, next to it as .html, with its pictures inside; returns None
     without the package markdown."""
     path = page.with_suffix(".html")
-    try:
-        body = html_of(page.read_text(encoding="utf-8"))
-    except ImportError:
+    if not importlib.util.find_spec("markdown"):
         path.unlink(missing_ok=True)  # of an older page
         return None
-    title = re.sub("<.*?>", "", body.partition("\n")[0])
-    body = re.sub(PICTURE, lambda name: embedded(page.with_name(name[0])), body)
-    body = re.sub(SECTION, r"<details><summary>\1</summary>\2</details>\n", body)
-    body = body.replace(OPEN, OPEN.replace("details", "details open"))
-    frame = Template(FRAME.read_text(encoding="utf-8"))
-    write_whole(path, frame.substitute(title=title, body=body))
+    from bench.report.html_page import page_of  # which loads it
+
+    write_whole(path, page_of(page.read_text(encoding="utf-8"), page.parent))
     return path
-
-
-def html_of(text: str) -> str:
-    """Returns Markdown as HTML, with no link but to the web and to a file next to it, and every
-    table in an element that scrolls. Raises ImportError without the package markdown."""
-    import markdown
-
-    converter = markdown.Markdown(extensions=["tables", "fenced_code", "sane_lists"])
-    converter.preprocessors.deregister("html_block")  # a machine's name is no HTML
-    converter.inlinePatterns.deregister("html")
-    html = converter.convert(text)
-    html = re.sub(r'(href|src)="(?!https?:|[\w.-]+")[^"]*"', "", html)  # such as javascript:
-    return re.sub(r"(?s)<table>.*?</table>", r'<div class="table">\g<0></div>', html)
-
-
-def embedded(picture: Path) -> str:
-    """Returns a picture as an address that holds it; its name where it isn't there."""
-    if not picture.is_file():
-        return picture.name
-    return "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()

@@ -4,6 +4,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
 
@@ -115,7 +116,8 @@ def draw_all(studies: dict, results: Path) -> dict[str, bytes]:
     pictures = {}
     for name, study in studies.items():
         for measured, rows in newest_in(results, name):
-            if figure := study.picture(measured, rows):
+            figure = study.picture(measured, rows)
+            if figure:
                 pictures[f"{picture_name(name, measured.kind)}.png"] = picture_bytes(figure)
         pyplot.close("all")
     return pictures
@@ -131,30 +133,43 @@ def picture_bytes(figure) -> bytes:
     return small.getvalue()
 
 
-def draw_bars(
-    axes,
-    names: list[str],
-    values: list[float | None],
-    texts: list[str],
-    colours: Sequence[str],
-    ranges: Sequence[Sequence[float]] = (),
-    behind: Sequence[float] = (),
-) -> None:
-    """Draws a named bar for each value, with a text at its end; `ranges` as whiskers, and values
-    `behind` as hatched bars. One colour is all bars'."""
-    lay_rows(axes, len(names))
-    ends = [value or 0 for value in values]
-    axes.barh(range(len(behind)), behind, 0.7, color="white", edgecolor="0.6", hatch="///")
-    axes.barh(range(len(names)), ends, 0.7, color=colours)
-    for place, limits in enumerate(ranges):
-        if len(limits) > 1:
-            ends[place] = max(limits)
-            axes.plot([min(limits), max(limits)], [place] * 2, "|-", color="0.1", linewidth=1.2)
-    for place, (text, *own) in enumerate(zip(texts, ends, behind or ends, strict=True)):
+@dataclass(frozen=True)
+class Bar:
+    """What a bar shows: a value with its name before it and a text at its end."""
+
+    name: str
+    value: float | None  # None: no bar, but the text
+    text: str
+    colour: str
+    whisker: Sequence[float] = ()  # values whose range is drawn
+    behind: float | None = None  # the end of a hatched bar behind it
+
+    @property
+    def end(self) -> float:
+        """Where the text stands: after all that is drawn."""
+        range_end = max(self.whisker) if len(self.whisker) > 1 else self.value or 0
+        return max(range_end, self.behind or 0)
+
+
+def draw_bars(axes, bars: Sequence[Bar]) -> None:
+    """Draws bars, the first on top."""
+    lay_rows(axes, len(bars))
+    for place, bar in enumerate(bars):
+        if bar.behind is not None:
+            axes.barh(place, bar.behind, 0.7, color="white", edgecolor="0.6", hatch="///")
+        axes.barh(place, bar.value or 0, 0.7, color=bar.colour)
+        if len(bar.whisker) > 1:
+            ends = min(bar.whisker), max(bar.whisker)
+            axes.plot(ends, (place, place), "|-", color="0.1", linewidth=1.2)
         axes.annotate(
-            text, (max(own), place), (6, 0), textcoords="offset points", va="center", fontsize=10
+            bar.text,
+            (bar.end, place),
+            (6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=10,
         )
-    axes.set_yticks(range(len(names)), names)
+    axes.set_yticks(range(len(bars)), [bar.name for bar in bars])
     axes.set_xlim(left=0)
     axes.xaxis.get_major_locator().set_params(nbins=5)
     axes.xaxis.set_major_formatter("{x:,.10g}")
@@ -181,14 +196,17 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
 def draw_speed_factors(axes, rows: list[Row]) -> None:
     """Draws times the speed of each row's reference, with its interval. The uncertain ones, if
     there are any, come last."""
-    draw_bars(
-        axes,
-        [fill(row.label, 36, break_on_hyphens=False) for row in rows],
-        [row.factor for row in rows],
-        list(map(factor_text, rows)),
-        list(map(colour_of, rows)),
-        [row.interval or () for row in rows],
-    )
+    bars = [
+        Bar(
+            fill(row.label, 36, break_on_hyphens=False),
+            row.factor,
+            factor_text(row),
+            colour_of(row),
+            whisker=row.interval or (),
+        )
+        for row in rows
+    ]
+    draw_bars(axes, bars)
     mark_no_change(axes)
     axes.set_xlabel(f"× speed{WIDE_NOTE}" if rows[-1].speedup().is_wide else "× speed")
 
@@ -196,7 +214,7 @@ def draw_speed_factors(axes, rows: list[Row]) -> None:
 def draw_memory_factors(axes, rows: list[Row]) -> None:
     """Draws times the memory of each row's reference."""
     factors = [row.memory_factor for row in rows]
-    draw_bars(axes, [""] * len(rows), factors, [f"{factor:.2f}" for factor in factors], MEMORY)
+    draw_bars(axes, [Bar("", factor, f"{factor:.2f}", MEMORY) for factor in factors])
     mark_no_change(axes)
     axes.set_xlabel("× memory, not tested")
 

@@ -75,11 +75,9 @@ def gpu_line(row: Row, card: Card, prediction: Prediction) -> dict:
 def gpu_table(machine: Path) -> Table:
     """Returns what a machine's GPU has measured of GPT-2 with one process, beside what is
     predicted. Raises UserError, StackError."""
-    lines = [
-        gpu_line(row, *comparable)
-        for row in rows_in(machine, "stages") + rows_in(machine, "ladder")
-        if (comparable := comparable_with(row))
-    ]
+    rows = rows_in(machine, "stages") + rows_in(machine, "ladder")
+    predicted = [(row, comparable_with(row)) for row in rows]
+    lines = [gpu_line(row, *comparable) for row, comparable in predicted if comparable]
     return Table(
         [
             text_col("script", "label"),

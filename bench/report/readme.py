@@ -2,18 +2,20 @@
 in sentences, and README's picture.
 
 In a sentence a figure's name stands behind it, where a reader doesn't see it:
-`14<!--h100-speedup--> times`. `figures_of` has the names.
+`14<!--h100-speedup--> times`. FIGURES has the names.
 """
 
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from bench.analysis.claims import WITH_FAST_MATH, Claims, Contribution
 from bench.analysis.folders import has_gpu, newest_in
-from bench.analysis.rows import Row
-from bench.analysis.totals import optimized_on, rounds_of_both, totals_in
-from bench.catalogue import published
+from bench.analysis.rows import Row, known
+from bench.analysis.totals import optimized_in, rounds_of_both, totals_in
+from bench.catalogue import effect_on_loss, published
 from bench.common import REFERENCE, ROOT, relative, short_name, write_whole
 from bench.predict.reference import GPT2, prediction_of
 from bench.predict.store import fitting
@@ -21,6 +23,7 @@ from bench.report import explorer, prediction_tables, technique_pages, waterfall
 from bench.report.notes import SINGLE_RUNS, provenance
 from bench.report.pictures import picture_bytes
 from bench.report.tables import excerpts_of, spread
+from bench.report.technique_pages import link_to, title_of
 from gpt_speed.cards import CARDS
 from gpt_speed.common import UserError
 from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col
@@ -50,22 +53,67 @@ EFFECTS = {  # on the loss, in plainer words than a patch's header
     "10-batch-size": "fewer, larger steps",
 }
 
-BLOCKS = {  # from a machine's folder, by their markers' names
-    "measured": lambda machine: provenance(  # when, and at which commits
-        measured
-        for path in machine.glob("**/*.jsonl")
-        for measured, _ in newest_in(path.parent, path.stem)
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of README's sentences: where it comes from, and how it is written."""
+
+    value: Callable[[Claims], float | Sequence[float] | None]  # of several the range is written
+    form: str = ".2f"
+    unit: float = 1.0
+
+    def values(self, claims: Claims) -> Sequence[float | None]:
+        value = self.value(claims)
+        return value if isinstance(value, Sequence) else [value]
+
+
+FIGURES = {
+    "techniques": Figure(lambda _: len(stack.load()) - 1, ".0f"),  # DDP is a script of its own
+    "parameters-millions": Figure(lambda claims: parameters(claims.baseline), ".0f", 1e6),
+    "cpu-parameters-millions": Figure(
+        lambda claims: [parameters(row) for row in claims.cpus], ".0f", 1e6
     ),
-    "own-gpu": lambda machine: markdown(prediction_tables.gpu_table(machine)),
-    "machines": lambda _: technique_pages.results(),
-    "technique-index": lambda _: technique_pages.index(),
-    "technique-cards": lambda _: technique_pages.technique_cards(),
-    "variant-cards": lambda _: technique_pages.variant_cards(),
-    "gpus": lambda _: markdown(prediction_tables.gpus_table()),
-    "explorer": lambda _: explorer.data_block(),
-    "hardware": lambda _: markdown(hardware_table(REFERENCE)),
-    "contributions": lambda _: markdown(contributions_table(REFERENCE)),
-    "speedup-picture": lambda _: picture_line(REFERENCE),
+    "cpu-speedups": Figure(
+        lambda claims: [total for row in claims.cpus for total in totals_in(row.measured.folder)],
+        ".1f",
+    ),
+    # The H100's ladder.
+    "h100-baseline": Figure(lambda claims: claims.baseline.tok_per_sec, ",.0f"),
+    "h100-technique-8": Figure(lambda claims: claims.ladder[8].tok_per_sec, ",.0f"),
+    "h100-optimized": Figure(lambda claims: claims.optimized.tok_per_sec, ",.0f"),
+    "h100-mfu": Figure(lambda claims: claims.optimized.mfu, ".0f", 0.01),
+    "h100-speedup": Figure(lambda claims: claims.optimized.factor_baseline, ".0f"),
+    "h100-after-8": Figure(
+        lambda claims: claims.optimized.speedup_over(claims.ladder[8]).factor, ".1f"
+    ),
+    "h100-9-and-10": Figure(lambda claims: claims.ladder[10].speedup_over(claims.ladder[8]).factor),
+    # Its single steps and whole scripts of another day.
+    "h100-since": Figure(lambda claims: claims.steps.speedup(WITH_FAST_MATH)),
+    "h100-gb": Figure(lambda claims: claims.steps.script_gb["01"], ".1f"),
+    "over-nanogpt": Figure(lambda claims: claims.steps.speedup("01", over="nanoGPT")),
+    "step-gb": Figure(lambda claims: claims.steps.step_gb["01"], ".1f"),
+    "nanogpt-gb": Figure(lambda claims: claims.steps.step_gb["nanoGPT"], ".1f"),
+    "without-dropout": Figure(lambda claims: claims.steps.speedup("--dropout 0")),
+    "dropout-from-bytes": Figure(lambda claims: claims.steps.speedup("dropout from bytes")),
+    "cuda-graphs": Figure(
+        lambda claims: claims.steps.speedup(CUDA_GRAPHS, over="--batch-size 4"), ".1f"
+    ),
+    # Its variants.
+    "autocast": Figure(lambda claims: claims.variants["precision-autocast"].factor),
+    "autocast-gb": Figure(lambda claims: claims.variants["precision-autocast"].reserved_gb, ".0f"),
+    "autocast-memory": Figure(lambda claims: claims.variants["precision-autocast"].memory_factor),
+    "float8": Figure(lambda claims: claims.variants["precision-float8"].factor),
+    "liger-and-muon": Figure(
+        lambda claims: [claims.variants[name].factor for name in ("head-liger", "optimizer-muon")]
+    ),
+    # The H200: one epoch, and the time to its loss.
+    "epoch-loss-00": Figure(lambda claims: claims.epoch["00"].val_loss),
+    "epoch-loss-01": Figure(lambda claims: claims.epoch["01"].val_loss),
+    "target": Figure(lambda claims: claims.target),
+    "seconds-00": Figure(lambda claims: claims.seconds_to_target("00"), ".1f"),
+    "seconds-01": Figure(lambda claims: claims.seconds_to_target("01"), ".1f"),
+    "seconds-00-compiling": Figure(lambda claims: claims.seconds_to_target("00", True), ".1f"),
+    "seconds-01-compiling": Figure(lambda claims: claims.seconds_to_target("01", True), ".1f"),
 }
 
 
@@ -99,12 +147,32 @@ def update(text: str, machine: Path, studies: dict) -> str:
         folder = REFERENCE / other if other else machine
         if not end:
             raise UserError(f"{opening.strip()} has no <!-- end -->")
-        table = BLOCKS[name](folder) if name in BLOCKS else of_studies(folder).get(name)
-        if not table or not table.strip():
+        content = block_text(name, folder) or of_studies(folder).get(name, "")
+        if not content.strip():
             raise UserError(f"there is no table {name} in {relative(folder)}")
-        return opening + (table if table.startswith("|") else f"\n{table}\n") + end
+        return opening + (content if content.startswith("|") else f"\n{content}\n") + end
 
     return with_figures(BLOCK.sub(write, text))
+
+
+def block_text(name: str, machine: Path) -> str:
+    """Returns what stands between such markers; "" where the name is a study's."""
+    if name in BLOCKS_OF_MACHINES:
+        content = BLOCKS_OF_MACHINES[name](machine)
+    elif name in BLOCKS:
+        content = BLOCKS[name]()
+    else:
+        return ""
+    return markdown(content) if isinstance(content, Table) else content
+
+
+def measured_when(machine: Path) -> str:
+    """Returns when, and at which commits, a machine's journals were measured."""
+    return provenance(
+        measured
+        for path in machine.glob("**/*.jsonl")
+        for measured, _ in newest_in(path.parent, path.stem)
+    )
 
 
 # ---- README's figures and tables ---------------------------------------------------------------
@@ -112,85 +180,49 @@ def update(text: str, machine: Path, studies: dict) -> str:
 
 def with_figures(text: str) -> str:
     """Returns a page with each named figure of its sentences written again. Raises UserError."""
-    figures = figures_of(REFERENCE) if FIGURE.search(text) else {}
+    claims = Claims(REFERENCE)
 
     def write(mark: re.Match) -> str:
         figure, name = mark.groups()
         if not figure:
             raise UserError(f"no figure stands before <!--{name}-->")
-        if name not in figures:
-            raise UserError(f"there is no figure {name} in bench/report/readme.py")
-        return f"{figures[name]}<!--{name}-->"
+        return f"{figure_text(name, claims)}<!--{name}-->"
 
     return FIGURE.sub(write, text)
 
 
-def figures_of(reference: Path) -> dict[str, str]:
-    """Returns the figures of README's sentences, by their names."""
-    claims = Claims(reference)
-    h100, steps, variants = claims.ladder, claims.steps, claims.variants
-    before, after = claims.tuned["00"], claims.tuned["01"]
-    cpus = [row for row in optimized_in(reference) if not has_gpu(row)]
-    on_cpus = [factor for row in cpus for factor in totals_in(row.measured.folder)]
-    slower = [variants[name].factor for name in ("head-liger", "optimizer-muon")]
-    return {
-        "techniques": f"{len(stack.load()) - 1}",  # DDP is a script of its own
-        "parameters-millions": millions(claims.baseline),
-        "cpu-parameters-millions": millions(cpus[0].baseline),
-        "cpu-speedups": spread(on_cpus, ".1f"),
-        # The H100's ladder.
-        "h100-baseline": f"{claims.baseline.tok_per_sec:,.0f}",
-        "h100-technique-8": f"{h100[8].tok_per_sec:,.0f}",
-        "h100-optimized": f"{claims.optimized.tok_per_sec:,.0f}",
-        "h100-mfu": f"{100 * claims.optimized.mfu:.0f}",
-        "h100-speedup": f"{claims.optimized.factor_baseline:.0f}",
-        "h100-after-8": f"{claims.optimized.speedup(over=h100[8]).factor:.1f}",
-        "h100-9-and-10": f"{h100[10].speedup(over=h100[8]).factor:.2f}",
-        # Its single steps and whole scripts of another day.
-        "h100-since": f"{steps.speedup(WITH_FAST_MATH):.2f}",
-        "h100-gb": f"{steps.script_gb['01']:.1f}",
-        "over-nanogpt": f"{steps.speedup('01', over='nanoGPT'):.2f}",
-        "step-gb": f"{steps.step_gb['01']:.1f}",
-        "nanogpt-gb": f"{steps.step_gb['nanoGPT']:.1f}",
-        "without-dropout": f"{steps.speedup('--dropout 0'):.2f}",
-        "dropout-from-bytes": f"{steps.speedup('dropout from bytes'):.2f}",
-        "cuda-graphs": f"{steps.speedup(CUDA_GRAPHS, over='--batch-size 4'):.1f}",
-        # Its variants.
-        "autocast": f"{variants['precision-autocast'].factor:.2f}",
-        "autocast-gb": f"{variants['precision-autocast'].reserved_gb:.0f}",
-        "autocast-memory": f"{variants['precision-autocast'].memory_factor:.2f}",
-        "float8": f"{variants['precision-float8'].factor:.2f}",
-        "liger-and-muon": one_or_range(slower),
-        # The H200: one epoch, and the time to its loss.
-        "epoch-loss-00": f"{claims.epoch['00'].val_loss:.2f}",
-        "epoch-loss-01": f"{claims.epoch['01'].val_loss:.2f}",
-        "target": f"{claims.target:.2f}",
-        "seconds-00": f"{before.seconds_to(claims.target):.1f}",
-        "seconds-01": f"{after.seconds_to(claims.target):.1f}",
-        "seconds-00-compiling": f"{before.seconds_to(claims.target, True):.1f}",
-        "seconds-01-compiling": f"{after.seconds_to(claims.target, True):.1f}",
-    }
+def figure_text(name: str, claims: Claims) -> str:
+    """Writes a figure of README's sentences. Raises UserError for one of an unknown name, or whose
+    journal lacks it."""
+    if name not in FIGURES:
+        raise UserError(f"there is no figure {name} in bench/report/readme.py")
+    figure = FIGURES[name]
+    try:
+        values = figure.values(claims)
+    except KeyError as error:
+        raise UserError(f"the figure {name}: no row {error} in {relative(claims.reference)}")
+    except OSError as error:
+        raise UserError(f"the figure {name}: {error}")
+    numbers = known(values)
+    if not numbers or len(numbers) < len(values):
+        raise UserError(f"the figure {name} isn't known from {relative(claims.reference)}")
+    return range_text([number / figure.unit for number in numbers], figure.form)
 
 
-def millions(row: Row) -> str:
-    """Writes how many parameters a script's model has."""
-    return f"{row.record.config['parameters'] / 1e6:.0f}"
+def range_text(values: Sequence[float], form: str) -> str:
+    """Writes the least and the greatest of several values, once where they are written alike."""
+    ends = [format(value, form) for value in (min(values), max(values))]
+    return "–".join(dict.fromkeys(ends))
 
 
-def one_or_range(values: list[float]) -> str:
-    """Writes one factor for values that round to the same, else their range."""
-    return "–".join(sorted({f"{value:.2f}" for value in values}))
+def parameters(row: Row) -> int:
+    """Returns how many parameters a script's model has."""
+    return row.record.config["parameters"]
 
 
-def optimized_in(reference: Path) -> list[Row]:
-    """Returns the optimized script of each machine that has measured it and the baseline."""
-    folders = sorted({path.parent for path in reference.glob("*/*.jsonl")})
-    return [row for folder in folders if (row := optimized_on(folder))]
-
-
-def hardware_table(reference: Path) -> Table:
+def hardware_table() -> Table:
     """Returns a line for each GPU that was measured, one that is predicted, and the published."""
-    rows = [row for row in optimized_in(reference) if has_gpu(row)]
+    rows = [row for row in optimized_in(REFERENCE) if has_gpu(row)]
     lines = [*map(measured_line, rows), predicted_line("RTX 4090"), published_line()]
     return Table(
         [
@@ -261,7 +293,7 @@ def published_line() -> dict[str, str]:
     )
 
 
-def contributions_table(reference: Path) -> Table:
+def contributions_table() -> Table:
     """Returns what each technique contributes on the H100, beside the published A100."""
     return Table(
         [
@@ -271,7 +303,7 @@ def contributions_table(reference: Path) -> Table:
             Column("speed, A100", lambda line: times(line.published)),
             Column("effect on the loss", effect_cell, True),
         ],
-        Claims(reference).contributions(),
+        Claims(REFERENCE).contributions(),
     )
 
 
@@ -282,9 +314,8 @@ def times(factor: float | None) -> str:
 
 def link_of(number: int) -> str:
     """Returns a technique's number and name, linked to its card."""
-    title = f"{number}. {stack.load()[number - 1].fields['Technique']}"
-    anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")  # as code hosts make it
-    return f"[{title}](docs/techniques.md#{anchor})"
+    patch = stack.load()[number - 1]
+    return link_to(title_of(patch, number), "docs/techniques.md")
 
 
 def technique_cell(line: Contribution) -> str:
@@ -302,13 +333,13 @@ def speed_cell(line: Contribution) -> str:
 def effect_cell(line: Contribution) -> str:
     """Returns what the techniques do to the loss, in the words of their headers where EFFECTS has
     no plainer ones."""
-    effects = [EFFECTS.get(patch.name, patch.fields["Loss"].split()[0]) for patch in line.patches]
+    effects = [EFFECTS.get(patch.name, effect_on_loss(patch)) for patch in line.patches]
     return "; ".join(dict.fromkeys(effects))
 
 
-def picture_line(reference: Path) -> str:
+def picture_line() -> str:
     """Returns README's picture, with what it shows in words."""
-    claims, theirs = Claims(reference), published()
+    claims, theirs = Claims(REFERENCE), published()
     first, last = claims.baseline, claims.optimized
     published_speedup = theirs["01"].tok_per_sec / theirs["00"].tok_per_sec
     words = (
@@ -318,3 +349,22 @@ def picture_line(reference: Path) -> str:
         f" {last.reserved_gb:.1f} GB, today {claims.steps.script_gb['01']:.1f}"
     )
     return f"![{words}]({PICTURE.relative_to(ROOT).as_posix()})"
+
+
+# What stands between markers, by their names: what is the same wherever it stands, and what is of
+# the machine whose page it is.
+BLOCKS: dict[str, Callable[[], Table | str]] = {
+    "machines": technique_pages.results,
+    "technique-index": technique_pages.index,
+    "technique-cards": technique_pages.technique_cards,
+    "variant-cards": technique_pages.variant_cards,
+    "gpus": prediction_tables.gpus_table,
+    "explorer": explorer.data_block,
+    "hardware": hardware_table,
+    "contributions": contributions_table,
+    "speedup-picture": picture_line,
+}
+BLOCKS_OF_MACHINES: dict[str, Callable[[Path], Table | str]] = {
+    "measured": measured_when,
+    "own-gpu": prediction_tables.gpu_table,
+}

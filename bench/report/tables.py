@@ -74,6 +74,13 @@ def with_legend(tables: str) -> str:
     return f"{tables}\n{WIDE_LEGEND}\n" if WIDE_MARK in tables else tables
 
 
+def significance_or_error(row: Row) -> str:
+    """Returns whether a row's speedup is significant, or why it has none."""
+    if row.error or row.significance:
+        return row.error or row.significance
+    return "" if row.baseline else "baseline"
+
+
 def full_table(rows: list[Row]) -> Table:
     """Returns every column that a study of techniques or alternatives may have."""
     over_baseline = num_col("over the baseline", "factor_baseline", ".2f")
@@ -95,11 +102,7 @@ def full_table(rows: list[Row]) -> Table:
             EXPECTED_LOSS,
             num_col("of matmul peak", "share_of_peak", ".1%"),
             num_col("MFU", "mfu", ".1%"),
-            Column(
-                "significance",
-                lambda row: row.error or row.significance or ("baseline" if row is rows[0] else ""),
-                True,
-            ),
+            Column("significance", significance_or_error, True),
         ],
         printed(rows),
         missing="n/a",

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.analysis.folders import has_gpu, machines
+from bench.analysis.folders import has_gpu
 from bench.analysis.gains import Gain, best, gain_of, technique_gains, variant_rows
 from bench.analysis.rows import Row
-from bench.analysis.totals import optimized_on, totals_in
-from bench.catalogue import Run, published
+from bench.analysis.totals import optimized_in, totals_in
+from bench.catalogue import effect_on_loss, published
+from bench.common import REFERENCE
 from bench.predict.reference import predicted_gains
 from bench.report.notes import SINGLE_RUNS
 from bench.report.pictures import place_of
@@ -49,33 +50,42 @@ PURPOSES = {
 }
 
 
-def results() -> str:
+def title_of(patch: Patch, number: int) -> str:
+    """Returns the heading of a technique's card."""
+    title = patch.fields["Technique"]
+    return title if patch.name == "ddp" else f"{number}. {title}"
+
+
+def link_to(heading: str, page: str = "") -> str:
+    """Returns a link to a heading of a page, or of the same one, by the anchor that code hosts make
+    of it."""
+    anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+    return f"[{heading}]({page}#{anchor})"
+
+
+def results() -> Table:
     """Returns both ends of every machine's ladder, those with a GPU first, for a page in docs/."""
-    rows = sorted(filter(None, map(optimized_on, machines())), key=has_gpu, reverse=True)
-    return markdown(
-        Table(
-            [
-                Column(
-                    "machine",
-                    lambda row: (
-                        f"[{place_of(row.measured)}](../results/reference/"
-                        f"{row.measured.folder.name}/README.md)"
-                    ),
-                    True,
-                ),
-                num_col("baseline, tok/sec", "baseline.tok_per_sec", ",.0f"),
-                num_col("optimized, tok/sec", "tok_per_sec", ",.0f"),
-                Column("speedup", lambda row: f"{row.factor_baseline:.1f}×"),
-                Column("95 %", interval_over_baseline),
-                Column("over all measurements", lambda row: factors_text(row.measured.folder)),
-            ],
-            rows,
-        )
+    return Table(
+        [
+            Column("machine", machine_link, True),
+            num_col("baseline, tok/sec", "baseline.tok_per_sec", ",.0f"),
+            num_col("optimized, tok/sec", "tok_per_sec", ",.0f"),
+            Column("speedup", lambda row: f"{row.factor_baseline:.1f}×"),
+            Column("95 %", interval_over_baseline),
+            Column("over all measurements", lambda row: factors_text(row.measured.folder)),
+        ],
+        sorted(optimized_in(REFERENCE), key=has_gpu, reverse=True),
     )
 
 
+def machine_link(row: Row) -> str:
+    """Returns a link from a page in docs/ to that of a row's machine."""
+    folder = row.measured.folder.name
+    return f"[{place_of(row.measured)}](../results/reference/{folder}/README.md)"
+
+
 def interval_over_baseline(row: Row) -> str:
-    interval = row.speedup(over=row.baseline).interval
+    interval = row.speedup_over(row.baseline).interval
     if not interval and row.rounds == 1:
         return SINGLE_RUNS
     return spread(interval, ".1f")
@@ -101,18 +111,16 @@ class Technique:
     @property
     def title(self) -> str:
         """The heading of its card."""
-        title = self.patch.fields["Technique"]
-        return title if self.patch.name == "ddp" else f"{self.number}. {title}"
+        return title_of(self.patch, self.number)
 
     @property
     def link(self) -> str:
         """A link to its card."""
-        anchor = re.sub(r"[^\w\- ]", "", self.title.lower()).replace(" ", "-")  # as code hosts do
-        return f"[{self.title}](#{anchor})"
+        return link_to(self.title)
 
     @property
     def loss(self) -> str:
-        return self.patch.fields["Loss"].split()[0]
+        return effect_on_loss(self.patch)
 
     @property
     def published_factor(self) -> float | None:
@@ -143,7 +151,7 @@ def published_gain(now: stack.Published, before: stack.Published) -> Gain:
         f"{gpus} (published)",
         now.tok_per_sec / before.tok_per_sec,
         now.reserved_gb / before.reserved_gb,
-        "published",
+        source="published",
     )
 
 
@@ -161,7 +169,7 @@ def memory_text(gain: Gain | None) -> str:
     return in_italics(gain, fmt(gain.memory, ".2f")) if gain else ""
 
 
-def together(gain: Gain | None) -> str:
+def others_text(gain: Gain | None) -> str:
     """Returns which other techniques a gain is of, too; "" where it is of one."""
     numbers = gain.together_with if gain else ()
     return f" with {listed(map(str, numbers))}" if numbers else ""
@@ -172,24 +180,22 @@ def in_italics(gain: Gain, text: str) -> str:
     return f"*{text}*" if text and gain.source == "predicted" else text
 
 
-def index() -> str:
+def index() -> Table:
     """Returns a table for the page with the cards: what each technique gained, the most on a GPU
     first, and what it costs."""
     *lines, ddp = techniques()
     lines.sort(key=gain_on_the_gpu, reverse=True)
-    return markdown(
-        Table(
-            [
-                text_col("technique", "link"),
-                gain_col(f"{SHOWN_GPU}: × speed", SHOWN_GPU, speed_text),
-                gain_col(f"{SHOWN_GPU}: × memory", SHOWN_GPU, memory_text),
-                num_col("A100: × speed", "published_factor", ".2f"),
-                gain_col(f"{SHOWN_CPU}: × speed", SHOWN_CPU, speed_text),
-                text_col("loss", "loss"),
-                text_col("limits", "patch.fields.Limits"),
-            ],
-            [*lines, ddp],
-        )
+    return Table(
+        [
+            text_col("technique", "link"),
+            gain_col(f"{SHOWN_GPU}: × speed", SHOWN_GPU, speed_text),
+            gain_col(f"{SHOWN_GPU}: × memory", SHOWN_GPU, memory_text),
+            num_col("A100: × speed", "published_factor", ".2f"),
+            gain_col(f"{SHOWN_CPU}: × speed", SHOWN_CPU, speed_text),
+            text_col("loss", "loss"),
+            text_col("limits", "patch.fields.Limits"),
+        ],
+        [*lines, ddp],
     )
 
 
@@ -205,7 +211,7 @@ def gain_col(heading: str, machine: str, text: Callable[[Gain | None], str]) -> 
 
     def cell(technique: Technique) -> str:
         gain = technique.on(machine)
-        return text(gain) + together(gain)
+        return text(gain) + others_text(gain)
 
     return Column(heading, cell)
 
@@ -221,7 +227,7 @@ def technique_cards() -> str:
 def technique_card(technique: Technique) -> str:
     patch, fields = technique.patch, technique.patch.fields
     gains = "; ".join(
-        f"{gain.machine} {speed_text(gain)}×, {memory_text(gain)}×{together(gain)}"
+        f"{gain.machine} {speed_text(gain)}×, {memory_text(gain)}×{others_text(gain)}"
         for gain in technique.gains
     )
     diff = stack.read(stack.ROOT / patch.file)[len(patch.header) :].decode()
@@ -248,8 +254,7 @@ class Variant:
 
     script: str
     label: str
-    on_gpu: list[Gain]
-    on_cpu: list[Gain]
+    gains: list[Gain]
 
     @property
     def link(self) -> str:
@@ -257,33 +262,45 @@ class Variant:
         return f"[`{self.label}`](#{self.script})"
 
     @property
-    def memory(self) -> str:
-        """Times the memory, on the GPU or else on the CPU."""
-        return memory_text(best(self.on_gpu) or best(self.on_cpu))
+    def on_gpu(self) -> Gain | None:
+        """What it gained on SHOWN_GPU: with the narrowest interval, or else predicted."""
+        return best(gain for gain in self.gains if gain.machine == SHOWN_GPU)
+
+    @property
+    def on_cpu(self) -> Gain | None:
+        return best(gain for gain in self.gains if gain.device == "cpu")
 
 
 def variant_cards() -> str:
     """Returns for each purpose a table of what its variants gain, and a card for each."""
-    variants, rest, texts = variants_by_script(), stack.load_variants(), []
-    for purpose, beginnings in PURPOSES.items():
-        own = [
-            patch for beginning in beginnings for patch in rest if patch.name.startswith(beginning)
-        ]
-        own = list({patch.name: patch for patch in own}.values())
-        rest = [patch for patch in rest if patch not in own]
-        table = variants_table([line for patch in own for line in variants.get(patch.name, [])])
-        texts += [f"## {purpose}", markdown(table).rstrip(), *map(variant_card, own)]
+    variants, texts = variants_by_script(), []
+    for purpose, patches in by_purpose(stack.load_variants()).items():
+        lines = [variant for patch in patches for variant in variants.get(patch.name, [])]
+        table = markdown(variants_table(lines)).rstrip()
+        texts += [f"## {purpose}", table, *map(variant_card, patches)]
     return "\n\n".join(texts) + "\n"
 
 
+def by_purpose(patches: list[Patch]) -> dict[str, list[Patch]]:
+    """Returns what variants are for each of PURPOSES, in the order of the beginnings there: each is
+    for the first that fits."""
+    groups: dict[str, list[Patch]] = {purpose: [] for purpose in PURPOSES}
+    for purpose, beginnings in PURPOSES.items():
+        for beginning in beginnings:
+            own = [patch for patch in patches if patch.name.startswith(beginning)]
+            groups[purpose] += own
+            patches = [patch for patch in patches if patch not in own]
+    return groups
+
+
 def variants_table(variants: list[Variant]) -> Table:
-    """Returns what variants gained: measured with the narrowest interval, or else predicted."""
+    """Returns what variants gained."""
     return Table(
         [
             text_col("variant", "link"),
-            Column("speed, H100", lambda variant: speed_text(best(variant.on_gpu))),
-            Column("speed, CPU", lambda variant: speed_text(best(variant.on_cpu))),
-            num_col("memory", "memory"),
+            Column(f"speed, {SHOWN_GPU}", lambda variant: speed_text(variant.on_gpu)),
+            Column("speed, CPU", lambda variant: speed_text(variant.on_cpu)),
+            Column("memory", lambda variant: memory_text(variant.on_gpu or variant.on_cpu)),
         ],
         variants,
     )
@@ -292,28 +309,21 @@ def variants_table(variants: list[Variant]) -> Table:
 def variants_by_script() -> dict[str, list[Variant]]:
     """Returns the variants that were measured or predicted, by the names of their patches, sorted
     by their labels."""
-    variants: dict[tuple[str, str], Variant] = {}
-
-    def variant_of(run: Run) -> Variant:
-        key = str(run.script), run.label
-        return variants.setdefault(key, Variant(*key, [], []))
-
-    for row in variant_rows():
-        variant = variant_of(row.run)
-        (variant.on_gpu if has_gpu(row) else variant.on_cpu).append(gain_of(row))
-    for run, gain in predicted_gains():
-        variant_of(run).on_gpu.append(gain)
-    by_script: dict[str, list[Variant]] = {}
-    for _, variant in sorted(variants.items()):
-        by_script.setdefault(variant.script, []).append(variant)
-    return by_script
+    measured = [(row.run, gain_of(row)) for row in variant_rows()]
+    gains: dict[tuple[str, str], list[Gain]] = {}
+    for run, gain in (*measured, *predicted_gains()):
+        gains.setdefault((str(run.script), run.label), []).append(gain)
+    variants: dict[str, list[Variant]] = {}
+    for script, label in sorted(gains):
+        variants.setdefault(script, []).append(Variant(script, label, gains[script, label]))
+    return variants
 
 
 def variant_card(patch: Patch) -> str:
     """Returns the first paragraph of a patch's header, what it needs or lacks, and its sources."""
     fields, title = patch.fields, patch.fields["Technique"]
     facts = {
-        "Loss": fields["Loss"].split()[0],
+        "Loss": effect_on_loss(patch),
         "Hardware": fields["Hardware"],
         "Package": "".join(re.findall(r"package ([\w-]+)", fields.get("Needs", ""))),
         "Limits": fields.get("Limits", ""),

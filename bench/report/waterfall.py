@@ -1,8 +1,6 @@
 """Pictures of a ladder: how many times as fast as the baseline each script is, and what its
 technique gains, by the mean factors of its table."""
 
-from collections.abc import Callable
-
 from bench.analysis.folders import rows_in
 from bench.analysis.rows import Row, printed
 from bench.common import REFERENCE
@@ -15,36 +13,32 @@ BEFORE = "#DCE5EC"  # what is gained already
 LETTERS = 40  # of an error that fit next to a bar
 
 
-def total_of(row: Row, baseline: Row) -> float | None:
-    """Returns how many times as fast as the baseline a row is."""
-    return 1.0 if row is baseline else row.speedup(over=baseline).factor
-
-
-def draw(rows: list[Row], title: str, colour: Callable[[Row], str]):
+def draw(rows: list[Row], title: str, colours: list[str]):
     """Returns a figure, its subfigure and its panel of speedups: for each row with a speedup a bar
-    from the baseline, the first row, on, its gain in colour; at the right its memory."""
+    from the baseline, the first row, on, its gain in the row's colour; at the right its memory."""
     figure, [(subfigure, axes, memory)] = rows_of_panels(
         [title], [1.5 + 0.37 * max(4, len(rows))], [9, 2]
     )
-    draw_speedups(axes, rows, colour)
+    draw_speedups(axes, rows, colours)
     draw_memory(memory, rows)
     return figure, subfigure, axes
 
 
-def draw_speedups(axes, rows: list[Row], colour: Callable[[Row], str]) -> None:
+def draw_speedups(axes, rows: list[Row], colours: list[str]) -> None:
     """Draws what each row gained, from where the one before it had come to."""
     lay_rows(axes, len(rows))
-    totals = {row.run.name: total_of(row, rows[0]) for row in rows if row.speeds}
+    totals = {row.run.name: row.factor_baseline for row in rows if row.speeds}
+    totals[rows[0].run.name] = 1.0
     low = min(total for total in totals.values() if total)
-    for place, row in enumerate(rows):
+    for place, (row, colour) in enumerate(zip(rows, colours, strict=True)):
         start, end = ends_of(row, totals) or (low, low)
         axes.barh(place, start - low, 0.56, low, color=BEFORE)
-        axes.barh(place, end - start, 0.56, start, color=colour(row))
+        axes.barh(place, end - start, 0.56, start, color=colour)
         annotate(axes, place, end, row)
     axes.set_yticks(range(len(rows)), list(map(name_of, rows)))
     axes.set_xscale("log", base=2)
     axes.set_xlim(left=low)
-    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}×")
+    axes.xaxis.set_major_formatter("{x:g}×")
     axes.set_xlabel(heading_of(rows))
 
 
@@ -106,7 +100,8 @@ def draw_memory(axes, rows: list[Row]) -> None:
 
 def machine_picture(title: str, rows: list[Row]):
     """Draws a machine's ladder."""
-    figure, subfigure, _ = draw(printed(rows), title, colour_of)
+    rows = printed(rows)
+    figure, subfigure, _ = draw(rows, title, list(map(colour_of, rows)))
     colour_legend(subfigure)
     return figure
 
@@ -115,7 +110,7 @@ def readme_picture():
     """Draws the H100's ladder, and the published A100's as circles."""
     rows = printed(row for row in rows_in(REFERENCE / "nvidia-h100", "ladder") if row.trainings)
     first, last = rows[0], rows[-1]
-    figure, subfigure, axes = draw(rows, "", lambda _: OWN)
+    figure, subfigure, axes = draw(rows, "", [OWN] * len(rows))
     subfigure.suptitle(
         f"One H100: {last.factor_baseline:.0f} times the training throughput of GPT-2 124M\n"
         f"{first.tok_per_sec:,.0f} → {last.tok_per_sec:,.0f} tokens per second,"

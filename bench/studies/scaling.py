@@ -27,7 +27,7 @@ def efficiency_of(row: Row) -> float | None:
 
 def interval_of(row: Row) -> str:
     """Returns that in which the efficiency lies with a confidence of 95 %."""
-    interval = row.speedup(over=row.baseline).interval or ()
+    interval = row.speedup_over(row.baseline).interval or ()
     return spread([factor / row.run.processes for factor in interval], ".0%")
 
 

@@ -82,7 +82,7 @@ def default_point(setup: Setup) -> Point:
 def loss_in_equal_time(row: Row) -> float:
     """Returns the loss after as many seconds as the fastest settings of the row's script took
     for all of their tokens; infinity where the run failed."""
-    alike = [other for other in row.rows.values() if point_of(other).stage == point_of(row).stage]
+    alike = [other for other in row.rows if point_of(other).stage == point_of(row).stage]
     times = [training.train_seconds for other in alike for training in other.trainings]
     return math.inf if row.error else row.loss_at(min(times, default=0)) or math.inf
 

@@ -12,7 +12,7 @@ from bench.measure.plan import SEED, Plan, Setup
 from bench.measure.records import COMPLETE, Record
 from bench.predict.batches import batches_that_fit
 from bench.report.notes import float32_reason, full_notes
-from bench.report.pictures import COLOURS, draw_bars, rows_of_panels, shorten
+from bench.report.pictures import COLOURS, Bar, draw_bars, rows_of_panels, shorten
 from bench.report.tables import spread
 from bench.studies import Study
 from bench.subcommands import positive
@@ -250,20 +250,24 @@ def draw_scripts(groups: list[Measurement]):
 
 def draw_group(speed, memory, rows: list[Row]) -> None:
     """Draws the bars of one group into its two panels."""
-    colours = [COLOURS[row.run.name] for row in rows]
     draw_bars(
         speed,
-        [fill(row.label, 26) for row in rows],
-        [row.tok_per_sec for row in rows],
-        [speed_text(row) for row in rows],
-        colours,
+        [
+            Bar(fill(row.label, 26), row.tok_per_sec, speed_text(row), COLOURS[row.run.name])
+            for row in rows
+        ],
     )
     draw_bars(
         memory,
-        [""] * len(rows),
-        [row.reserved_gb for row in rows],
-        [fmt(row.reserved_gb, ".2f") or "n/a" for row in rows],
-        colours,
+        [
+            Bar(
+                "",
+                row.reserved_gb,
+                fmt(row.reserved_gb, ".2f") or "n/a",
+                COLOURS[row.run.name],
+            )
+            for row in rows
+        ],
     )
     speed.set_xlabel("speed, tok/sec (all processes)")
     memory.set_xlabel("reserved memory, GB (per process)")

@@ -6,13 +6,13 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from textwrap import fill
 
-from bench.analysis.rows import Row, difference, rows_of
+from bench.analysis.rows import Row, rows_of, subtract
 from bench.catalogue import EPOCHS, Run
 from bench.measure.journal import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.measure.sizing import DEMO_TOKENS, tokens_per_epoch
 from bench.report.notes import machine_note
-from bench.report.pictures import COLOURS, add_legend, draw_bars, key, place_of, rows_of_panels
+from bench.report.pictures import COLOURS, Bar, add_legend, draw_bars, key, place_of, rows_of_panels
 from bench.report.tables import RUN, SPEED, bold, spread
 from bench.studies import Study, search
 from gpt_speed.common import UserError
@@ -133,9 +133,8 @@ class TimeToLoss(Study):
         figure, [(subfigure, speed, time)] = rows_of_panels(
             [title_of(rows, target) + place_of(measured)], [2 + 0.5 * len(rows)], [2, 3]
         )
-        colours = [COLOURS[colour_key(row)] for row in rows]
-        draw_speeds(speed, rows, colours)
-        draw_times(time, rows, colours, target)
+        draw_speeds(speed, rows)
+        draw_times(time, rows, target)
         add_legend(
             subfigure,
             {label: COLOURS[name] for name, label in SCRIPTS.items()},
@@ -165,30 +164,36 @@ def colour_key(row: Row) -> str:
     return row.run.stage if row.run.stage in ("00", "01") else "02"
 
 
-def draw_speeds(axes, rows: list[Row], colours: list[str]) -> None:
-    draw_bars(
-        axes,
-        [fill(row.label.replace("+", " + "), 36, break_on_hyphens=False) for row in rows],
-        [row.tok_per_sec for row in rows],
-        [fmt(row.tok_per_sec, ",.0f") for row in rows],
-        colours,
-        [row.speeds for row in rows],
-    )
+def draw_speeds(axes, rows: list[Row]) -> None:
+    bars = [
+        Bar(
+            fill(row.label.replace("+", " + "), 36, break_on_hyphens=False),
+            row.tok_per_sec,
+            fmt(row.tok_per_sec, ",.0f"),
+            COLOURS[colour_key(row)],
+            whisker=row.speeds,
+        )
+        for row in rows
+    ]
+    draw_bars(axes, bars)
     axes.tick_params(axis="y", labelsize=9)
     axes.set_xlabel("tokens per second")
     axes.locator_params(axis="x", nbins=3)
 
 
-def draw_times(axes, rows: list[Row], colours: list[str], target: float) -> None:
-    draw_bars(
-        axes,
-        [""] * len(rows),
-        [row.seconds_to(target) for row in rows],
-        [time_text(row, target) for row in rows],
-        colours,
-        [reached_times(row, target) for row in rows],
-        [row.seconds_to(target, True) or 0 for row in rows],
-    )
+def draw_times(axes, rows: list[Row], target: float) -> None:
+    bars = [
+        Bar(
+            "",
+            row.seconds_to(target),
+            time_text(row, target),
+            COLOURS[colour_key(row)],
+            whisker=reached_times(row, target),
+            behind=row.seconds_to(target, True) or 0,
+        )
+        for row in rows
+    ]
+    draw_bars(axes, bars)
     axes.set_xlabel("seconds of training and compilation\n×: the speedup in the table")
 
 
@@ -234,7 +239,7 @@ class Cells:
 
     def first_step(self, row: Row) -> str:
         """Returns the seconds that the first step takes beyond a median one."""
-        extra = difference(row.seconds_to(self.target, True), row.seconds_to(self.target))
+        extra = subtract(row.seconds_to(self.target, True), row.seconds_to(self.target))
         # It may be shorter than a median step.
         return "" if extra is None else f"{max(0.0, extra):.1f}"
 

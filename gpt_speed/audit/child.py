@@ -18,7 +18,6 @@ import runpy
 import signal
 import sys
 import time
-import traceback
 from collections import Counter
 from pathlib import Path
 
@@ -28,6 +27,8 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from watch import Watch, now  # type: ignore  # beside this file
 
+script = runpy.run_path(str(Path(__file__).parents[1] / "script.py"))
+hook = script["hook"]
 WARM_UP = 3  # steps that aren't timed: compilation, first allocations
 ENOUGH = 20  # timed steps
 LONGEST = 20  # seconds since the first step's end, after which two timed steps are enough
@@ -285,20 +286,6 @@ def has_huge_pages() -> bool | None:
     return "[always]" in setting or os.environ.get("THP_MEM_ALLOC_ENABLE") == "1"
 
 
-def hook(owner, name: str, before) -> None:
-    """Calls `before` with a function's arguments, and what that returns after it."""
-    real = getattr(owner, name)
-
-    def hooked(*args, **kwargs):
-        after = before(*args, **kwargs)
-        result = real(*args, **kwargs)
-        if after:
-            after()
-        return result
-
-    setattr(owner, name, hooked)
-
-
 def add_hooks() -> None:
     """Lets `steps` see updates, backward passes and batches."""
     begin, end = steps.begin_update, steps.end_update
@@ -316,25 +303,11 @@ def add_hooks() -> None:
 def main() -> None:
     """Runs the script; always ends the process."""
     del sys.modules["watch"]  # the script may have one of that name
-    is_module = sys.argv[2] == "-m"
-    sys.argv = sys.argv[3:] if is_module else sys.argv[2:]
-    name = sys.argv[0]
-    sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(name))
     add_hooks()
     if steps.order["mode"] == "time":
         torch._logging.set_logs(graph_breaks=True, recompiles=True)  # on stderr, with their lines
-    error = ""
-    try:
-        with watch if steps.order["mode"] == "watch" else contextlib.nullcontext():
-            if is_module:
-                runpy.run_module(name, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(name, run_name="__main__")
-    except SystemExit as stop:
-        error = f"it ended with {stop.code}" if stop.code else ""
-    except BaseException as raised:
-        traceback.print_exception(raised)
-        error = traceback.format_exception_only(raised)[-1].strip().splitlines()[-1]
+    with watch if steps.order["mode"] == "watch" else contextlib.nullcontext():
+        error = script["run_script"](sys.argv[2:])
     finish("failed" if error else "ended", error)
 
 

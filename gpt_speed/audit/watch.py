@@ -16,13 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 SCALARS = "dim", "exponent", "is_causal", "causal", "non_blocking"  # arguments that checks read
-HERE = os.path.dirname(os.path.abspath(__file__))
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TORCH = os.path.dirname(torch.__file__)
 LIBRARIES = os.path.join("site-packages", "")
 COMPILER = os.path.join(TORCH, "_dynamo", "eval_frame.py")
-NOT_OWN = os.path.join(HERE, ""), os.path.join(TORCH, ""), "<"  # where code isn't the script's
+NOT_OWN = os.path.join(PACKAGE, ""), os.path.join(TORCH, ""), "<"  # where code isn't the script's
 MEAN = 1  # of a loss's `reduction`
-counting = runpy.run_path(os.path.join(HERE, "..", "counting.py"))
+counting = runpy.run_path(os.path.join(PACKAGE, "counting.py"))
 
 
 @dataclass

@@ -1,0 +1,268 @@
+"""The command `gpt-speed`: it starts somebody's script with that script's own Python, so that only
+the standard library is needed here."""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+from gpt_speed import children
+from gpt_speed.audit import render
+from gpt_speed.audit.run import audit
+from gpt_speed.audit.step import Step
+from gpt_speed.cards import CARDS, PEAK_FLOPS, named
+from gpt_speed.common import UserError
+from gpt_speed.gains import Session, gains_on, reference_sessions, technique_names
+from gpt_speed.gradients import render as gradients_render
+from gpt_speed.gradients.run import gradients
+from gpt_speed.tables import Column, Table, markdown, num_col
+
+MACHINE = Path(__file__).with_name("machine.py")
+LONGEST = 10**9  # minutes
+
+
+def minutes(text: str) -> float:
+    """An option's type for argparse."""
+    value = float(text)
+    if not 0 < value < LONGEST:
+        raise argparse.ArgumentTypeError(f"{text} is out of range")
+    return value
+
+
+# ---- What all commands that start a script have
+
+
+def add_script(parser: argparse.ArgumentParser, python: str) -> None:
+    """Adds the script, with its arguments, and who runs it: `python`, "" for that of its folder."""
+    parser.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        default=[],
+        metavar="MODULE",
+        help="as `python -m MODULE`, in place of a SCRIPT",
+    )
+    default = "the one that runs this" if python else "the activated environment's"
+    parser.add_argument(
+        "--python",
+        default=python,
+        metavar="FILE",
+        help=f"that runs your script, from 3.10 on, with PyTorch from 2.4 on (default: {default})",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--minutes",
+        type=minutes,
+        default=10,
+        metavar="N",
+        help="time limit of each run of the script (default: 10)",
+    )
+    parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def command_of(args: argparse.Namespace) -> list[str]:
+    """Returns the script, or "-m" and a module, with arguments. Raises UserError."""
+    command = ["-m", *args.module] if args.module else [*args.script]
+    if not command:
+        raise UserError("which script? Name it last, with its arguments, as behind `python`", 2)
+    if args.module:
+        return command
+    script = Path(command[0])
+    if not script.exists():
+        raise UserError(f"no script {script}", 2)
+    if script.suffix == ".ipynb":
+        raise UserError(f"{script} is a notebook: jupyter nbconvert --to script {script}", 2)
+    return command
+
+
+def python_of(args: argparse.Namespace) -> str:
+    """Returns the Python that runs the script: that of --python, or of an activated environment, or
+    this one if it has PyTorch, or the one on PATH. Raises UserError where it can't be used."""
+    python = args.python
+    if not python and "VIRTUAL_ENV" in os.environ:
+        folder, name = ("Scripts", "python.exe") if os.name == "nt" else ("bin", "python")
+        python = str(Path(os.environ["VIRTUAL_ENV"], folder, name))
+    if not python and find_spec("torch"):
+        python = sys.executable
+    python = python or shutil.which("python") or shutil.which("python3") or sys.executable
+    if problem := ask_machine(python, rates=False).get("error"):
+        raise UserError(f"{python} {problem}; --python names another one", 2)
+    return python
+
+
+def ask_machine(python: str, rates: bool, **environment: str) -> dict:
+    """Returns what machine.py says there. Raises UserError."""
+    command = [python, MACHINE, json.dumps(dict(rates=rates))]
+    try:
+        code, out, err = children.run_child(command, **environment)
+    except OSError as error:
+        raise UserError(f"{python} can't be started: {error.strerror}", 2)
+    if code:
+        raise UserError(f"{python} can't run PyTorch: {err.strip().splitlines()[-1]}", 2)
+    return json.loads(out.splitlines()[-1])
+
+
+# ---- The audit
+
+
+def add_audit(parser: argparse.ArgumentParser, python: str = "") -> None:
+    """Adds the options of an audit."""
+    parser.add_argument(
+        "--name",
+        default="",
+        help="of the page audit-NAME.md, which lands in the current folder (default: the script's)",
+    )
+    parser.add_argument(
+        "--gpu",
+        metavar="NAMES",
+        default="",
+        help='GPUs that aren\'t here, such as "RTX 4090,H100": its tok/sec there, predicted',
+    )
+    add_script(parser, python)
+
+
+def audited(args: argparse.Namespace, sessions: Iterable[Session]) -> dict | None:
+    """Returns an audit by its options; None in a rank of torchrun that isn't the first. Raises
+    UserError."""
+    command, cards = command_of(args), named(args.gpu) if args.gpu else []
+    python = python_of(args)
+    timed, watched = audit(command, args.minutes, python)
+    if int(os.environ.get("RANK", 0)):
+        return None
+    return result_of(command, timed, watched, machine_of(python, timed), sessions, cards)
+
+
+def result_of(
+    command: list[str],
+    timed: dict,
+    watched: dict,
+    machine: dict,
+    sessions: Iterable[Session],
+    cards: Iterable[str] = (),
+) -> dict:
+    """Returns an audit, with what the techniques gained in the sessions on our model."""
+    step = Step(watched | machine | dict(system=timed["system"]))
+    gains, gains_from = gains_on(machine | dict(device=step.device), sessions)
+    names = technique_names()
+    return render.audit_of(command, step, timed, machine, names, gains, gains_from, [*cards])
+
+
+def machine_of(python: str, timed: dict) -> dict:
+    """Describes the device that a script trained on, with its memory in bytes (None where the
+    system hides it) and, without a datasheet, the FLOP/s of its matmuls."""
+    hidden = {} if timed["device"] == "cuda" else dict(CUDA_VISIBLE_DEVICES="")
+    machine = ask_machine(python, rates=False, **hidden)
+    if machine["name"] not in PEAK_FLOPS:
+        machine = ask_machine(python, rates=True, **hidden)
+    return machine | dict(memory_total=timed["memory_total"] or machine["memory_total"])
+
+
+def page_name(command: list[str], name: str) -> str:
+    """Returns the name of an audit's page."""
+    title = command[1] if command[0] == "-m" else Path(command[0]).stem
+    return f"audit-{name or title}.md"
+
+
+def page_of(result: dict) -> str:
+    """Returns the text of an audit's page."""
+    script, *rest = result["command"]
+    title = rest[0] if script == "-m" else Path(script).stem
+    return f"# Audit of {title}\n\n{render.screen(result)}"
+
+
+def run_audit(args: argparse.Namespace) -> int:
+    """Prints an audit, and writes its page; returns the exit code."""
+    result = audited(args, reference_sessions())
+    if result is None:
+        return 0
+    page = Path(page_name(result["command"], args.name))
+    try:
+        page.write_text(page_of(result), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{page} can't be written: {error.strerror}")
+    print(json.dumps(result) if args.json else f"{render.screen(result)}{page}")
+    return 0
+
+
+# ---- Gradients
+
+
+def add_gradients(parser: argparse.ArgumentParser, python: str = "") -> None:
+    """Adds the options of a check of gradients."""
+    add_script(parser, python)
+
+
+def run_gradients(args: argparse.Namespace) -> int:
+    """Prints whether a script's gradients are right; returns the exit code."""
+    answer = gradients(command_of(args), python_of(args), args.minutes)
+    if args.json:
+        print(json.dumps(gradients_render.as_json(answer)))
+    else:
+        print(gradients_render.screen(answer), end="")
+    return 4 if answer.wrong else 0
+
+
+# ---- The cards
+
+
+def add_gpus(parser: argparse.ArgumentParser) -> None:
+    """Adds no option."""
+
+
+def run_gpus(args: argparse.Namespace) -> int:
+    """Prints the cards that --gpu knows."""
+    rows = [card._asdict() | dict(card=name, gib=card.mib / 1024) for name, card in CARDS.items()]
+    columns = [
+        Column("GPU", lambda row: row["card"], True),
+        num_col("GiB", "gib", ".0f"),
+        num_col("GB/s", "bandwidth", ",.0f"),
+        num_col("TFLOP/s in bfloat16", "bfloat16", ",.0f"),
+        num_col("in float16", "float16", ",.0f"),
+    ]
+    print(markdown(Table(columns, rows)), end="")
+    return 0
+
+
+# Each command: its first line in --help, its options, and what it does.
+Command = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[..., int]]
+COMMANDS: dict[str, Command] = {
+    "audit": ("list which speedups a training script lacks", add_audit, run_audit),
+    "gradients": ("check that a script's gradients are right", add_gradients, run_gradients),
+    "gpus": ("list the GPUs that --gpu knows", add_gpus, run_gpus),
+}
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="gpt-speed", description="What makes your PyTorch training faster.", allow_abbrev=False
+    )
+    parsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, (summary, add_options, run) in COMMANDS.items():
+        command = parsers.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        if add_options is not add_gpus:
+            command.usage = f"gpt-speed {name} [options] SCRIPT|-m MODULE [ITS ARGUMENTS]"
+        add_options(command)
+        command.set_defaults(run=run)
+    return parser.parse_args(words)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Runs a command; returns its exit code: see docs/audit.md."""
+    args = parse(sys.argv[1:] if words is None else words)
+    children.on_signals(children.interrupt)
+    try:
+        return args.run(args)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.code
+    except children.Interrupted as stop:
+        print("interrupted", file=sys.stderr)
+        return 128 + int(stop.args[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

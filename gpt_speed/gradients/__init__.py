@@ -1,0 +1,1 @@
+"""Anyone's training script: are its first gradients right, compiled, and with dropout?"""

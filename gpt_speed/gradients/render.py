@@ -1,0 +1,64 @@
+"""What is said of a script's gradients: a text, and JSON."""
+
+from gpt_speed.common import counted
+from gpt_speed.gradients.judge import Check
+from gpt_speed.gradients.run import MENDS, Answer
+
+LISTED = 5  # wrong tensors that are named
+
+
+def screen(answer: Answer) -> str:
+    """Writes an answer in Markdown."""
+    head = (
+        f"First gradients of {answer.command[0 if answer.command[0] != '-m' else 1]}:"
+        f" {counted(answer.weights, 'tensor')}, {counted(answer.backwards, 'backward pass', 'es')}"
+        f" before the first update: **{answer.verdict}**"
+    )
+    lines = [head, "", *(f"- {line_of(check)}" for check in answer.checks)]
+    lines += [f"- {note}" for note in answer.notes]
+    for check in answer.wrong:
+        worst = sorted(check.wrong.items(), key=lambda item: -item[1])
+        lines += ["", f"Wrong, {check.name}:", ""]
+        lines += [f"- `{tensor}`: off by {error:.0%}" for tensor, error in worst[:LISTED]]
+        if len(worst) > LISTED:
+            lines.append(f"- and {len(worst) - LISTED} more")
+    if answer.mends:
+        lines += ["", "Right with each of these:", ""]
+        lines += [f"- {MENDS[mend]}" for mend in answer.mends]
+    return "\n".join(lines) + "\n"
+
+
+def line_of(check: Check) -> str:
+    """Writes one comparison."""
+    state = "wrong" if check.wrong else "right"
+    if not check.judged:
+        return f"{check.name}: rounding hides all gradients"
+    tensors = f"{check.judged} of {counted(check.of, 'tensor')}"
+    return (
+        f"{check.name}: {state}, {tensors}; the worst is off by {check.worst:.0e} of its norm,"
+        f" by rounding alone {check.rounding:.0e}"
+    )
+
+
+def as_json(answer: Answer) -> dict:
+    """Returns what --json prints."""
+    return dict(
+        version=1,
+        command=answer.command,
+        verdict=answer.verdict,
+        tensors=answer.weights,
+        backward_passes=answer.backwards,
+        checks=[
+            dict(
+                name=check.name,
+                judged=check.judged,
+                of=check.of,
+                worst=check.worst,
+                rounding=check.rounding,
+                wrong=check.wrong,
+            )
+            for check in answer.checks
+        ],
+        mends=[MENDS[mend] for mend in answer.mends],
+        notes=answer.notes,
+    )

@@ -1,0 +1,139 @@
+"""Says on what machine a script trains, by the PyTorch of the script's own environment.
+
+    python gpt_speed/machine.py '{"rates": true}'  # as JSON; with how fast matrices are multiplied
+
+PyTorch is only imported there, from 2.4 and Python 3.10 on, and nothing of this repository.
+"""
+
+from __future__ import annotations  # an older Python reads this file, too, and is told so
+
+import json
+import os
+import platform
+import re
+import sys
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+
+OLDEST_PYTHON, OLDEST_TORCH = (3, 10), (2, 4)
+
+
+def cpu_name(text: str) -> str:
+    """Returns the CPU's name from the system's own description. On a rented machine one may stand
+    for several generations, so that " (family 25, model 17)" follows where that is told."""
+    fields = dict(re.findall(r"^\s*([\w ]+?)\s*[:=]\s*(.+?)\s*$", text, re.MULTILINE))
+    name = fields.get("Model name") or fields.get("Name")  # Linux, Windows
+    if not name and text.strip() and platform.system() == "Darwin":  # it tells the name alone
+        name = text.strip().splitlines()[0]
+    name = name or platform.processor() or platform.machine()
+    if {"CPU family", "Model"} <= fields.keys():
+        name += f" (family {fields['CPU family']}, model {fields['Model']})"
+    return name
+
+
+def ram_gb(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> float | None:
+    """Returns the GB (1024³ bytes) of the machine's RAM, or of as much of it as a container may
+    use; None where it isn't known."""
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
+        return None
+    size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # "max" is no limit
+        size = min(size, int(limit.read_text()))
+    return size / 1024**3
+
+
+def trained_in() -> str:
+    """Returns the type in which the techniques' scripts would train here: bfloat16 where there are
+    units for it."""
+    import torch
+
+    if torch.cuda.is_available():
+        return "bfloat16" if torch.cuda.get_device_capability() >= (8, 0) else "float32"
+    units = getattr(torch.cpu, "get_capabilities", dict)()  # older PyTorch lacks it
+    has_units = any(map(units.get, ("amx_bf16", "avx512_bf16", "bf16")))
+    return "bfloat16" if has_units else "float32"
+
+
+def product_rate(dtype: str, minimum: float = 1) -> float:
+    """Returns the floating-point operations per second of a large matmul, repeated for `minimum`
+    seconds: by the median of the second half, when clock rate and power are those of long work."""
+    import torch
+    from torch.utils.benchmark import Timer
+
+    device, size = ("cuda", 8192) if torch.cuda.is_available() else ("cpu", 2048)
+    torch.set_float32_matmul_precision("high" if dtype == "TF32" else "highest")
+    stored = torch.float32 if dtype == "TF32" else getattr(torch, dtype)
+    # Random numbers: products of equal ones take less power, and so a GPU clocks higher.
+    a, b = (torch.randn(size, size, device=device).to(stored) for _ in range(2))
+    timer = Timer("a @ b", globals=dict(a=a, b=b), num_threads=torch.get_num_threads())
+    times = timer.blocked_autorange(min_run_time=minimum).times
+    return 2 * size**3 / median(times[len(times) // 2 :])
+
+
+def matmul_peak() -> dict[str, float]:
+    """Returns the rates by precision; in float16 where a GPU has units for that and none for
+    bfloat16."""
+    import torch
+
+    gpu = torch.cuda.is_available()
+    has = dict(
+        float32=True,
+        TF32=gpu and torch.cuda.is_tf32_supported(),
+        float16=gpu and (7, 0) <= torch.cuda.get_device_capability() < (8, 0),
+        bfloat16=trained_in() == "bfloat16",
+    )
+    return {name: product_rate(name) for name in has if has[name]}
+
+
+def this_machine() -> dict:
+    """Returns what an audit has to know: the `name` of the device, "cuda" or "cpu", its compute
+    `capability` or None, the type `dtype` that it trains in best, and the bytes of its memory."""
+    import torch
+    from torch.utils import collect_env
+
+    os.environ["LC_ALL"] = "C"  # so that the system's description isn't translated
+    facts = dict(torch=torch.__version__, dtype=trained_in())
+    if torch.cuda.is_available():
+        return facts | dict(
+            device="cuda",
+            name=torch.cuda.get_device_name(0),
+            capability="{}.{}".format(*torch.cuda.get_device_capability(0)),
+            memory_total=torch.cuda.get_device_properties(0).total_memory,
+        )
+    name, _, _ = cpu_name(collect_env.get_cpu_info(collect_env.run) or "").partition(" (family ")
+    gb = ram_gb()
+    return facts | dict(
+        device="cpu",
+        name=" ".join(name.split()),
+        capability=None,
+        memory_total=None if gb is None else gb * 1024**3,
+    )
+
+
+def unsupported() -> str:
+    """Returns why a script can't be run in this environment; "" where it can."""
+    if sys.version_info < OLDEST_PYTHON:
+        return f"is Python {platform.python_version()}: it takes 3.10 or newer"
+    try:
+        import torch
+    except ImportError as error:
+        return f"has no PyTorch ({error})"
+    version = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
+    if version < OLDEST_TORCH:
+        return f"has PyTorch {torch.__version__}: it takes 2.4 or newer"
+    return ""
+
+
+def main() -> None:
+    if problem := unsupported():
+        print(json.dumps(dict(error=problem)))
+        return
+    facts = this_machine()
+    if json.loads(sys.argv[1])["rates"]:
+        facts["rates"] = matmul_peak()
+    print(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main()

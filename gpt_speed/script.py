@@ -1,0 +1,46 @@
+"""Runs somebody's script in this process, with hooks. Only the standard library is imported."""
+
+import os
+import runpy
+import sys
+import traceback
+
+
+def hook(owner, name: str, before) -> None:
+    """Calls `before` with a function's arguments, and what that returns after it."""
+    real = getattr(owner, name)
+
+    def hooked(*args, **kwargs):
+        after = before(*args, **kwargs)
+        result = real(*args, **kwargs)
+        if after:
+            after()
+        return result
+
+    setattr(owner, name, hooked)
+
+
+def run_script(command: list[str]) -> str:
+    """Runs a script, or "-m" and a module, with its arguments, as Python itself would; returns how
+    it failed: the type and the first line of what it raised, "" where it didn't."""
+    is_module = command[0] == "-m"
+    sys.argv = command[1:] if is_module else command
+    name = sys.argv[0]
+    sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(name))
+    try:
+        if is_module:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(name, run_name="__main__")
+    except SystemExit as stop:
+        return f"it ended with {stop.code}" if stop.code else ""
+    except BaseException as raised:
+        traceback.print_exception(raised)
+        return first_line(raised)
+    return ""
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the type of an error and the first line of what it says."""
+    lines = str(error).strip().splitlines()
+    return ": ".join([type(error).__name__, *lines[:1]])
