@@ -117,7 +117,7 @@ def run(args: argparse.Namespace, options: list[str]) -> int:
     """Runs a subcommand; returns its exit code. Raises UserError, StackError, OSError."""
     subcommand = args.subcommand
     is_study = isinstance(subcommand, Study)
-    here = machine.detect() if is_study or subcommand.needs_machine else {}
+    here = machine.describe_here() if is_study or subcommand.needs_machine else {}
     setup = Setup(here, Scripts(), args.data, args.results_dir, args, options)
     return measure(subcommand, setup) if is_study else subcommand.run(setup)
 

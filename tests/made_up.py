@@ -282,7 +282,7 @@ class Children:
         # The order of runs is that of the plan.
         monkeypatch.setattr("bench.measure.run.zlib", SimpleNamespace(crc32=lambda data: None))
         monkeypatch.setattr(
-            "bench.measure.machine.detect", lambda: self.answers["this_machine"]
+            "bench.measure.machine.describe_here", lambda: self.answers["this_machine"]
         )
         monkeypatch.setattr(sizing, "configurations", self.configurations)
         for module in ("measure.run", "measure.child", "measure.plan", "common"):

@@ -388,7 +388,7 @@ def test_a_driver_that_is_too_old_is_told_everywhere(monkeypatch, tmp_path, caps
     assert here["gpu_needs"].startswith(TOLD_OLD)
     monkeypatch.setattr(processes, "ask_machine", dict(compile_error=None).__getitem__)
     assert f"missing        {here['gpu_needs']}\n" in Doctor().answer(setup_of(tmp_path, here))
-    monkeypatch.setattr("bench.measure.machine.detect", lambda: here)
+    monkeypatch.setattr("bench.measure.machine.describe_here", lambda: here)
     monkeypatch.setattr(
         sizing,
         "configurations",

@@ -973,7 +973,7 @@ def test_what_the_scripts_refuse(main, monkeypatch, tmp_path):
     monkeypatch.setattr(children, "HOME", tmp_path)
     monkeypatch.setattr(children, "on_signals", lambda handler: None)
     monkeypatch.setattr(processes, "ask_machine", main.children.ask_machine)
-    monkeypatch.setattr("bench.measure.machine.detect", lambda: CPU)
+    monkeypatch.setattr("bench.measure.machine.describe_here", lambda: CPU)
     code, out, err = main("ladder", "--techniques", "0,8", "--", *TINY, "--no-compile")
     assert (code, out, err) == (2, "", "error: 00_orig: unrecognized arguments: --no-compile\n")
     assert not main.journal.exists()

@@ -11,7 +11,7 @@ from gpt_speed.common import UserError
 FIELDS = {"machine", "matmul_peak", "memory_gb", "compile_error", "missing"}
 
 
-def detect() -> dict:
+def describe_here() -> dict:
     """Returns this machine, as bench.measure.hardware.this_machine does. Raises UserError."""
     print("Looking at this machine", file=sys.stderr, flush=True)
     return processes.ask_machine("this_machine")
@@ -20,7 +20,7 @@ def detect() -> dict:
 def look_at(results: Path) -> dict:
     """Returns what bench.measure.hardware.look sees here, and keeps it in a folder of results.
     Raises UserError where that holds another machine's report."""
-    here, kept = detect(), read_look(results)
+    here, kept = describe_here(), read_look(results)
     if not kept:
         look = processes.ask_machine("look")
         write_whole(results / "machine.json", json.dumps(look, indent=1))
