@@ -36,7 +36,7 @@ def main() -> int:
         return getattr(error, "code", 1)
     except children.Interrupted as error:
         is_study = isinstance(args.subcommand, Study)
-        if is_study and args.resume and "--resume" not in argv:  # see Runner.begin
+        if is_study and error.can_resume and "--resume" not in argv:
             argv.insert(1, "--resume")
         print(f"interrupted; to go on: python measure.py {shlex.join(argv)}", file=sys.stderr)
         return 128 + error.args[0]

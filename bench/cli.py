@@ -12,7 +12,7 @@ from bench.common import ROOT, relative
 from bench.measure import machine
 from bench.measure.journal import journal_of, measuring
 from bench.measure.plan import Setup
-from bench.measure.run import dry_run, run_study
+from bench.measure.run import Resume, dry_run, run_study
 from bench.predict.batches import batches_that_fit
 from bench.report.tables import text_of
 from bench.studies import Study, all_studies
@@ -129,12 +129,13 @@ def measure(study: Study, setup: Setup) -> int:
         print(f"missing: {setup.machine['gpu_needs']}", file=sys.stderr)
     if not args.resume:
         setup.batches = batches_that_fit(setup, composed=False)
+    resume = Resume.REQUIRED if args.resume else Resume.NEVER
     if args.dry_run:
-        dry_run(study, setup, args.rounds, args.resume)
+        dry_run(study, setup, args.rounds, resume)
         return 0
     with measuring(setup.results):
-        _, plans = run_study(study, setup, args.rounds, args.resume)
+        _, plans = run_study(study, setup, args.rounds, resume)
     for measured in plans:
         print(f"\n{text_of(study, measured)}")
     print(relative(journal_of(setup.results, study.name)))
-    return int(any(map(study.failed, plans)))
+    return int(any(map(study.has_failed, plans)))

@@ -56,7 +56,7 @@ def trained_in(machine: dict) -> str:
     return machine.get("dtype", "bfloat16")
 
 
-def difference(one: dict, other: dict) -> str | None:
+def machine_difference(one: dict, other: dict) -> str | None:
     """Returns, with both values, what keeps figures of one machine from standing for the other's;
     None where nothing does. A GPU may have another host. One name of a CPU may stand for several
     generations, which `cpu` tells apart, and a process may have been given fewer cores."""
@@ -74,7 +74,7 @@ def difference(one: dict, other: dict) -> str | None:
 
 
 def same_machine(one: dict, other: dict) -> bool:
-    return difference(one, other) is None
+    return machine_difference(one, other) is None
 
 
 def sha256(data: bytes) -> str:

@@ -30,6 +30,8 @@ prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 class Interrupted(BaseException):
     """Ctrl-C, SIGTERM or SIGHUP. No Exception, so that nothing on its way swallows it."""
 
+    can_resume = False  # whether what was interrupted can be continued
+
 
 def on_signals(handler) -> None:
     """Sets the handler of what ends a program; but `nohup` continues to protect from SIGHUP."""

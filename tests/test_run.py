@@ -44,6 +44,7 @@ from bench.measure import run, sizing
 from bench.measure.journal import data_of, journal_of, read_journal
 from bench.measure.plan import SCRATCH, Growth, Job
 from bench.measure.records import Status
+from bench.measure.run import Resume
 from bench.measure.sizing import in_words, seconds_left
 from bench.predict.batches import batches_that_fit
 from bench.studies import Study, all_studies
@@ -51,6 +52,7 @@ from gpt_speed import children
 from gpt_speed.common import UserError
 
 STUDIES = all_studies()
+NEVER, IF_ANY, REQUIRED = Resume
 TINY = "--model cpu-demo --context-length 16 --eval-windows 2".split()
 
 
@@ -79,7 +81,7 @@ class Place:
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         return [event for event in map(json.loads, lines) if event["event"] == kind]
 
-    def run(self, *what, rounds=1, resume=False, deadline=None):
+    def run(self, *what, rounds=1, resume=NEVER, deadline=None):
         """Measures plans, or a study. Returns what this start ran: names, rounds and seeds."""
         study = what[0] if isinstance(what[0], Study) else Toy(*what)
         before = len(self.events("run"))
@@ -125,7 +127,7 @@ def test_the_order_of_the_runs(monkeypatch, place):
     lines = place.path.read_text().splitlines(keepends=True)
     starts = [number for number, line in enumerate(lines) if line.startswith('{"event": "run"')]
     place.path.write_text("".join(lines[: starts[-3]]))
-    assert place.run(plan, rounds=4, resume=True) == ran[-3:]
+    assert place.run(plan, rounds=4, resume=REQUIRED) == ran[-3:]
     assert [name for name, *_ in place.run(sizes(place, "abcdef"), rounds=2)] == [*"abcdef"] * 2
 
 
@@ -148,28 +150,28 @@ def test_rounds(place, plan, capsys):
 def test_a_failed_run_is_not_repeated_until_it_is_resumed(place, plan, capsys):
     place.children.does["b"] = dict(status="failed", error="it broke")
     assert place.run(plan, rounds=2) == ROUND + NEXT[:2] and place.finished
-    assert run.failed(place.measured[0])
+    assert place.measured[0].has_failures
     assert "b, seed 123: failed: it broke; " in capsys.readouterr().out
-    assert place.run(plan, rounds=2, resume=True) == [ROUND[2]]  # it fails again
+    assert place.run(plan, rounds=2, resume=REQUIRED) == [ROUND[2]]  # it fails again
     place.children.does.clear()
-    assert place.run(plan, rounds=2, resume=True) == [ROUND[2], NEXT[2]]
-    assert not run.failed(place.measured[0])
-    assert place.run(plan, rounds=2, resume=True) == []
+    assert place.run(plan, rounds=2, resume=REQUIRED) == [ROUND[2], NEXT[2]]
+    assert not place.measured[0].has_failures
+    assert place.run(plan, rounds=2, resume=REQUIRED) == []
 
 
 def test_resume_repeats_what_is_missing_or_changed(place, plan, capsys):
     place.run(plan, rounds=1)
-    assert place.run(plan, rounds=2, resume=True) == NEXT
+    assert place.run(plan, rounds=2, resume=REQUIRED) == NEXT
     assert "measured again" not in capsys.readouterr().out
     (place.folder / "b.py").write_text("another script")
-    run.dry_run(Toy(plan), place.setup, 2, resume=True)
-    assert place.run(plan, rounds=2, resume=True) == [ROUND[2], NEXT[2]]
+    run.dry_run(Toy(plan), place.setup, 2, resume=REQUIRED)
+    assert place.run(plan, rounds=2, resume=REQUIRED) == [ROUND[2], NEXT[2]]
     assert capsys.readouterr().out.count("changed since, so measured again: b\n") == 2
     assert {(event["name"], event["source_sha256"]) for event in place.events("run")} == {
         (name, sha256(text)) for name, text in (("a", b"a"), ("b", b"b"), ("b", b"another script"))
     }
     more = place.plan("a", "b", "c", seed_noise=True)
-    assert place.run(more, rounds=1, resume=True) == [("c", 1, 123)]
+    assert place.run(more, rounds=1, resume=REQUIRED) == [("c", 1, 123)]
     assert len({event["id"] for event in place.events("study")}) == 1
     (kept,) = read_journal(place.path)
     assert [result.key for result in kept.results if result.record] == [
@@ -190,9 +192,11 @@ def test_resume_knows_how_a_run_ran_that_was_left_out_since(place):
         return plan
 
     assert len(place.run(on(1, "a", "b"))) == 2
-    assert place.run(on(2, "a"), resume=True) == [("a", 1, 123)]
-    assert place.run(on(2, "a", "b"), resume=True) == [("b", 1, 123)]
-    assert place.run(on(2, "b"), resume=True) == place.run(on(2, "a", "b"), resume=True) == []
+    assert place.run(on(2, "a"), resume=REQUIRED) == [("a", 1, 123)]
+    assert place.run(on(2, "a", "b"), resume=REQUIRED) == [("b", 1, 123)]
+    assert (
+        place.run(on(2, "b"), resume=REQUIRED) == place.run(on(2, "a", "b"), resume=REQUIRED) == []
+    )
     assert {len(measured.results) for measured in read_journal(place.path)} == {2}
 
 
@@ -209,20 +213,22 @@ def test_runs_of_another_length_are_measured_again(place, monkeypatch):
         },
     )
     assert place.run(place.plan("a")) == [("a", 1, 123)]
-    assert place.run(place.plan("a", "b"), resume=True) == [("a", 1, 123), ("b", 1, 123)]
-    assert place.run(place.plan("a", "b"), resume=True) == []
+    assert place.run(place.plan("a", "b"), resume=REQUIRED) == [("a", 1, 123), ("b", 1, 123)]
+    assert place.run(place.plan("a", "b"), resume=REQUIRED) == []
 
 
 def test_a_run_that_cannot_run(place, plan):
     plan.runs[1] = plan.runs[1].replace(error="conflict: here", script="no such script")
-    assert place.run(plan) == ROUND[:2] and not run.failed(place.measured[0])
+    assert place.run(plan) == ROUND[:2] and not place.measured[0].has_failures
 
 
 def test_deadline(place, plan):
     assert place.run(plan, deadline=5) == []  # the first one is thought to take 10 s
     assert not place.finished
-    assert place.run(plan, resume=True, deadline=60) == ROUND and place.finished
-    assert place.run(plan, rounds=2, resume=True, deadline=5) == NEXT  # by round 1 they take none
+    assert place.run(plan, resume=REQUIRED, deadline=60) == ROUND and place.finished
+    assert (
+        place.run(plan, rounds=2, resume=REQUIRED, deadline=5) == NEXT
+    )  # by round 1 they take none
 
 
 def meta(text):
@@ -236,26 +242,26 @@ def setup(**changes):
 @pytest.mark.parametrize(
     ("change", "resume", "says"),
     [
-        (setup(options=["--dropout"]), True, "with other options behind --"),
-        (setup(options=["--dropout"]), None, "with other options behind --"),
+        (setup(options=["--dropout"]), REQUIRED, "with other options behind --"),
+        (setup(options=["--dropout"]), IF_ANY, "with other options behind --"),
         *(
             (
                 setup(machine=CPU | {name: other}),
-                True,
+                REQUIRED,
                 rf"on another machine or PyTorch \({name}: {CPU[name]}, here: {other}\)",
             )
             for name, other in (("torch", "2.0"), ("threads", 1), ("cpu", "Some CPU of 2027"))
         ),
-        (meta('{"tokens": {"train": 9}}'), True, "with other tokens"),
-        (dict(tokens=1), True, "with other settings: tokens"),
-        (dict(targets={"best": 1.0}), True, "with other settings: targets"),
+        (meta('{"tokens": {"train": 9}}'), REQUIRED, "with other tokens"),
+        (dict(tokens=1), REQUIRED, "with other settings: tokens"),
+        (dict(targets={"best": 1.0}), REQUIRED, "with other settings: targets"),
         (
             lambda place: setattr(place.children, "refuses", "unrecognized: --x"),
-            True,
+            REQUIRED,
             "unrecognized",
         ),
         *(
-            (meta(text), False, "meta.json is damaged")
+            (meta(text), NEVER, "meta.json is damaged")
             for text in ("", '{"tokens": {"train": "x"}}')
         ),
     ],
@@ -271,7 +277,7 @@ def test_what_is_refused_leaves_what_was_there(place, plan, change, resume, says
         place.run(plan, rounds=2, resume=resume)
     if "other " in says:
         assert error.value.code == 2
-        assert str(error.value).endswith(ELSEWHERE) is (resume is None)  # of a report
+        assert str(error.value).endswith(ELSEWHERE) is (resume is IF_ANY)  # of a report
     assert place.path.read_bytes() == before
 
 
@@ -288,7 +294,7 @@ def test_tokens_that_change_while_it_measures(place, plan):
         place.run(plan, rounds=2)
     place.children.does.clear()
     place.meta.write_text(tokens)
-    assert place.run(plan, rounds=2, resume=True) == [ROUND[2], *NEXT]
+    assert place.run(plan, rounds=2, resume=REQUIRED) == [ROUND[2], *NEXT]
 
 
 def test_a_script_that_is_edited_while_it_runs(place, plan):
@@ -299,21 +305,21 @@ def test_a_script_that_is_edited_while_it_runs(place, plan):
     place.children.does["b"] = edit
     with pytest.raises(UserError, match="b.py was edited"):
         place.run(plan)
-    assert place.run(plan, resume=True) == ROUND[2:]
+    assert place.run(plan, resume=REQUIRED) == ROUND[2:]
     assert {result.key for result in place.measured[0].results} == set(ROUND)
 
 
 def test_nothing_to_resume(place, plan):
     """A new start is another measurement; a report resumes where it can."""
     with pytest.raises(UserError, match="nothing to resume in .*toy.jsonl") as error:
-        place.run(plan, resume=True)
+        place.run(plan, resume=REQUIRED)
     assert error.value.code == 2 and not place.path.exists()
     write_journal(place.setup.results, "toy", plan, [dict(name="a")])
     assert place.run(plan) == ROUND
     assert [len(measured.results) for measured in read_journal(place.path)] == [1, 3]
-    assert place.run(plan, resume=None) == []
+    assert place.run(plan, resume=IF_ANY) == []
     place.path.unlink()
-    assert place.run(plan, resume=None) == ROUND
+    assert place.run(plan, resume=IF_ANY) == ROUND
 
 
 class Dependent(Toy):
@@ -356,12 +362,12 @@ def test_a_plan_may_depend_on_the_rows_of_the_one_before(place):
         place.children.calls.clear()
         with pytest.raises(children.Interrupted):
             place.run(study(), rounds=2)
-        assert place.run(study(), rounds=2, resume=True) == whole[place.children.stop_at - 1 :]
+        assert place.run(study(), rounds=2, resume=REQUIRED) == whole[place.children.stop_at - 1 :]
     first, second = study().made_with
     for plan, id in ((second, "1"), (first, "2")):
         write_journal(place.setup.results, "toy", plan, id=id, data=data_of(place.setup.data))
     place.children.stop_at = None
-    place.run(Dependent(first, second), rounds=2, resume=True)
+    place.run(Dependent(first, second), rounds=2, resume=REQUIRED)
     assert place.measured[0].id == "2" and place.measured[1].id not in "12"
 
 
@@ -384,12 +390,14 @@ def test_larger_ones_are_not_tried(place, does, fails):
     plan = sizes(place)
     place.children.does["b"] = does
     assert place.run(plan, rounds=2) == [("a", 1, 123), ("b", 1, 123), ("a", 2, 123)]
-    assert run.failed(place.measured[0]) is fails
+    assert place.measured[0].has_failures is fails
     assert rows_of(place.measured[0])[2].outcome.status is Status.NOT_TRIED
-    assert place.run(plan, rounds=2, resume=True, deadline=1e-9) == []  # no time to try it again
-    assert run.failed(place.measured[0]) is fails
+    assert (
+        place.run(plan, rounds=2, resume=REQUIRED, deadline=1e-9) == []
+    )  # no time to try it again
+    assert place.measured[0].has_failures is fails
     place.children.does.clear()
-    assert place.run(plan, rounds=2, resume=True) == (
+    assert place.run(plan, rounds=2, resume=REQUIRED) == (
         [("b", 1, 123), ("c", 1, 123), ("b", 2, 123), ("c", 2, 123)] if fails else []
     )
 
@@ -403,7 +411,7 @@ def test_dry_run(place, plan, capsys):
     plan.runs[1] = plan.runs[1].replace(script="made")
     plan.runs.append(plan.runs[1].replace(name="c", error="needs a thing"))
     place.setup.scripts.patched["made"] = b"made\n"
-    run.dry_run(Toy(plan), place.setup, 3, resume=False)
+    run.dry_run(Toy(plan), place.setup, 3, resume=NEVER)
     first, second, *rest = capsys.readouterr().out.splitlines()
     assert not place.children.calls and not place.children.asked and not place.path.exists()
     assert first.startswith("6 runs: python ") and " --max-tokens 4096 " in first
@@ -412,10 +420,10 @@ def test_dry_run(place, plan, capsys):
     assert script.read_text() == "made\n" and script.parent.name == sha256(b"made\n")[:16]
     assert rest == ["not run: b: needs a thing", "9 runs, no estimate yet"]
     with pytest.raises(UserError, match="nothing to resume"):
-        run.dry_run(Toy(plan), place.setup, 2, resume=True)
+        run.dry_run(Toy(plan), place.setup, 2, resume=REQUIRED)
     place.run(plan)
     before = place.path.read_bytes()
-    run.dry_run(Toy(plan), place.setup, 2, resume=True)
+    run.dry_run(Toy(plan), place.setup, 2, resume=REQUIRED)
     assert capsys.readouterr().out.endswith("3 runs, about 0 s\n")  # by the first round
     assert place.path.read_bytes() == before
 
@@ -650,7 +658,7 @@ class Phases(Toy):
     def later(self, setup, plan):
         first, second, third = self.made_with
         like = replace(second, runs=second.runs[:1])
-        return [(like, 3), (third, 1)] if plan is first else []
+        return [like, like, like, third] if plan is first else []
 
 
 def test_an_estimate_is_of_the_whole_study(place, plan, capsys):
@@ -659,7 +667,7 @@ def test_an_estimate_is_of_the_whole_study(place, plan, capsys):
         plan, place.plan("c", kind="next", tokens=8192), place.plan("d", kind="last", rounds=1)
     )
     write_journal(place.setup.results, "stages", plan_of("a"))
-    run.dry_run(study, place.setup, 2, resume=False)  # runs take 10 s, and little for their tokens
+    run.dry_run(study, place.setup, 2, resume=NEVER)  # runs take 10 s, and little for their tokens
     assert capsys.readouterr().out.endswith("\n13 runs, about 2 min\n")
 
 
@@ -1135,7 +1143,7 @@ def test_a_study_fits_its_runs(gpu, capsys):
     """Resumed with the same batch sizes, though less is free then. A run that doesn't fit all the
     same has failed, the others go on, and a line says what to type."""
 
-    def batches(*names, resume=False, **settings) -> list[tuple]:
+    def batches(*names, resume=NEVER, **settings) -> list[tuple]:
         """What a start runs: (name, batch size or None)."""
         gpu.children.calls.clear()
         gpu.setup.batches = batches_that_fit(gpu.setup, composed=False)
@@ -1147,10 +1155,10 @@ def test_a_study_fits_its_runs(gpu, capsys):
 
     assert batches("a", "b", rounds=1) == [("a", "4"), ("b", "16")]
     gpu.children.answers["free_memory"] = [7_700]
-    assert batches("a", "b", rounds=2, resume=True) == [("a", "4"), ("b", "16")]
+    assert batches("a", "b", rounds=2, resume=REQUIRED) == [("a", "4"), ("b", "16")]
     gpu.children.does["b"] = dict(status="out_of_memory", error="out of memory: lower it")
     assert batches("a", "b", rounds=2) == [("a", "1"), ("b", "4"), ("a", "1")]
-    assert run.failed(gpu.measured[0])
+    assert gpu.measured[0].has_failures
     assert "python measure.py toy -- --batch-size" in capsys.readouterr().out
     assert batches("a", growth=Growth(2)) == [("a", None)]
 

@@ -66,7 +66,8 @@ class Training:
     @property
     def first_step_excess(self) -> float:
         """The seconds, compilation above all, that the first step takes more than a median one."""
-        return self.record.first_step_seconds - self.record.tokens_per_step / self.tok_per_sec
+        median_step = self.record.tokens_per_step / self.tok_per_sec  # type: ignore[operator]
+        return self.record.first_step_seconds - median_step  # type: ignore[operator]
 
     @property
     def train_seconds(self) -> float:

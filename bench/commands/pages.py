@@ -10,7 +10,7 @@ from bench.common import relative
 from bench.measure.journal import measuring
 from bench.measure.machine import look_at
 from bench.measure.plan import Setup
-from bench.measure.run import run_study
+from bench.measure.run import Resume, run_study
 from bench.predict.batches import batches_that_fit
 from bench.processes import prepare_tokens
 from bench.report.page import write_page
@@ -140,12 +140,12 @@ def measure_studies(jobs: list[tuple[Study, Setup]], progress: Progress, deadlin
             continue
         print(f"--- {study.name}", flush=True)
         try:
-            finished, measured = run_study(study, setup, resume=None, deadline=deadline)
+            finished, measured = run_study(study, setup, resume=Resume.IF_ANY, deadline=deadline)
         except (UserError, StackError, OSError) as error:
             print(f"error: {study.name}: {error}", file=sys.stderr)
             progress.refused[study.name] = str(error)
             continue
-        progress.has_failed |= any(map(study.failed, measured))
+        progress.has_failed |= any(map(study.has_failed, measured))
         if finished:
             progress.unfinished.remove(study.name)
 

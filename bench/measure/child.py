@@ -9,11 +9,13 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from bench import processes
+from bench.catalogue import Run
 from bench.common import BUILD, relative, remove_built, sha256
 from bench.measure.journal import Measurement, Result, append, journal_of, make_result
 from bench.measure.plan import SCRATCH, Job, Measurable, Setup
@@ -31,16 +33,7 @@ def command_of(
     study: Measurable, job: Job, setup: Setup, length: Length, scratch: Path
 ) -> list[Any]:
     """Returns the command line of a run, whose record goes to a folder in `scratch`."""
-    run, launcher = job.run, []
-    if run.torchrun:
-        launcher = [
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--local-addr",
-            "127.0.0.1",
-            f"--nproc_per_node={run.processes}",
-        ]
+    run = job.run
     own = {
         "--name": run.name,
         "--device": setup.device,
@@ -50,7 +43,7 @@ def command_of(
     }
     return [
         sys.executable,
-        *launcher,
+        *launcher_of(run),
         *study.driver(setup, run),
         setup.script(run),
         *chain.from_iterable(own.items()),
@@ -60,70 +53,114 @@ def command_of(
     ]
 
 
+def launcher_of(run: Run) -> list[str]:
+    """Returns what stands before the script of a run that torchrun starts; else nothing."""
+    if not run.torchrun:
+        return []
+    return [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--local-addr",
+        "127.0.0.1",
+        f"--nproc_per_node={run.processes}",
+    ]
+
+
 def printed(command: list) -> str:
     """Returns a command as a user would type it."""
     return shlex.join(["python", *map(relative, command[1:])])
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the process of a run ended."""
+
+    code: int | None  # None: it was killed, since it took too long
+    err: str  # what it wrote to stderr, or why it was killed
+    seconds: float
 
 
 def run_job(
     job: Job, measurement: Measurement, study: Measurable, setup: Setup, length: Length
 ) -> Result:
     """Runs it, and adds it to the journal. Raises UserError, OSError, Interrupted."""
-    run, journal = job.run, journal_of(setup.results, study.name)
-    source = measurement.sources[run.name]
-    cold = job.round <= measurement.plan.cold_rounds
-    environment = compiler_cache(source, run.options, cold) | study.environment
+    journal = journal_of(setup.results, study.name)
     BUILD.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILD, ignore_cleanup_errors=True) as name:
         scratch = Path(name)
         command = command_of(study, job, setup, length, scratch)
-        start = dict(
-            event="run",
-            id=measurement.id,
-            name=run.name,
-            round=job.round,
-            seed=job.seed,
-            command=printed(command),
-            source_sha256=source,
-        )
-        append(journal, start)
+        begin = begin_event(job, measurement, command)
+        append(journal, begin)
+        environment = compiler_cache(job, measurement) | study.environment
         timeout = HANG_SECONDS + 5 * length.seconds
-        began = time.perf_counter()
-        code, err = run_until(timeout, command, study.cores(run), environment)
-        seconds = time.perf_counter() - began
-        measurement.check_tokens(setup)  # else what this run trained on isn't known
-        if sha256(setup.scripts.text(run.script)) != source:  # one that runs where it lies
-            raise UserError(f"{relative(run.script)} was edited while it ran: --resume repeats it")
+        ended = run_until(timeout, command, study.cores(job.run), environment)
+        check_inputs(job.run, measurement, setup)
         events = read_child(scratch / "results")
-        outcome = outcome_of(code, err, events)
+        outcome = outcome_of(ended, events)
         if outcome.complete:
             outcome = collected(study, setup, scratch / "results")
-    ran = dict(
+    end = end_event(ended, outcome)
+    try:
+        end["matmul_rate"] = matmul_rate()
+    finally:  # also when it is interrupted here
+        append(journal, *events, end)
+    return make_result(begin, events, end)
+
+
+def begin_event(job: Job, measurement: Measurement, command: list) -> dict:
+    """Returns the journal's line of a run that begins."""
+    return dict(
+        event="run",
+        id=measurement.id,
+        name=job.run.name,
+        round=job.round,
+        seed=job.seed,
+        command=printed(command),
+        source_sha256=measurement.sources[job.run.name],
+    )
+
+
+def end_event(ended: Ended, outcome: Outcome) -> dict:
+    """Returns the journal's line of a run that has ended; the matmul rate isn't measured yet."""
+    return dict(
         event="ran",
-        seconds=seconds,
+        seconds=ended.seconds,
         outcome=outcome.status,
         error=outcome.text or None,
         matmul_rate=None,
     )
-    try:
-        ran["matmul_rate"] = processes.ask_machine("matmul_rate")
-    except UserError as reason:
-        print(f"the matmul throughput isn't known: {reason}", file=sys.stderr)
-    finally:  # also when it is interrupted here
-        append(journal, *events, ran)
-    return make_result(start, events, ran)
 
 
 def run_until(
     timeout: float, command: list, cores: int | None, environment: dict[str, Any]
-) -> tuple[int | None, str]:
-    """Returns (the exit code, what it wrote to stderr) of a run; (None, why) if it was ended since
-    it took `timeout` seconds."""
+) -> Ended:
+    """Runs a command, and kills it if it takes more than `timeout` seconds."""
+    began = time.perf_counter()
     try:
         code, _, err = children.run_child(command, timeout=timeout, cores=cores, **environment)
     except subprocess.TimeoutExpired:
-        return None, f"ended after {timeout:.0f} s: it hung, or is far too slow"
-    return code, err
+        code, err = None, f"ended after {timeout:.0f} s: it hung, or is far too slow"
+    return Ended(code, err, time.perf_counter() - began)
+
+
+def check_inputs(run: Run, measurement: Measurement, setup: Setup) -> None:
+    """Raises UserError where the tokens or the script were changed while a run read them, since
+    what it has measured isn't known then."""
+    measurement.check_tokens(setup)
+    # Only a script that runs where it lies can change.
+    if sha256(setup.scripts.text(run.script)) != measurement.sources[run.name]:
+        raise UserError(f"{relative(run.script)} was edited while it ran: --resume repeats it")
+
+
+def matmul_rate() -> float | None:
+    """Returns this machine's matmul throughput at this moment; None where it can't be measured, and
+    prints why."""
+    try:
+        return processes.ask_machine("matmul_rate")
+    except UserError as reason:
+        print(f"the matmul throughput isn't known: {reason}", file=sys.stderr)
+        return None
 
 
 def collected(study: Measurable, setup: Setup, folder: Path) -> Outcome:
@@ -135,11 +172,12 @@ def collected(study: Measurable, setup: Setup, folder: Path) -> Outcome:
     return COMPLETE
 
 
-def compiler_cache(source: str, options: tuple[str, ...], cold: bool) -> dict[str, str]:
+def compiler_cache(job: Job, measurement: Measurement) -> dict[str, str]:
     """Returns the variables that name the folder of what torch.compile keeps, one for each script
-    and options, so that studies share it. Empties it for a `cold` run."""
-    cache = BUILD / "compiler-cache" / sha256(json.dumps([source, options]).encode())[:16]
-    if cold:
+    and options, so that studies share it. Empties it in the rounds that compile again."""
+    key = [measurement.sources[job.run.name], job.run.options]
+    cache = BUILD / "compiler-cache" / sha256(json.dumps(key).encode())[:16]
+    if job.round <= measurement.plan.cold_rounds:
         remove_built(cache)
     return dict(TORCHINDUCTOR_CACHE_DIR=str(cache), TRITON_CACHE_DIR=str(cache / "triton"))
 
@@ -152,22 +190,25 @@ def read_child(folder: Path) -> list[dict]:
     return []
 
 
-def outcome_of(code: int | None, err: str, events: list[dict]) -> Outcome:
+def outcome_of(ended: Ended, events: list[dict]) -> Outcome:
     """Returns how a run ended: as its record says; where that has no end, or is that of a rank that
     waited for another one, by the exit codes and the line of the error."""
-    if code is None:
-        return Outcome(Status.FAILED, err)
-    failure = first_failure(err)
-    if failure and (failure.status is Status.TOO_LARGE or not processes.ERROR.search(err)):
+    if ended.code is None:
+        return Outcome(Status.FAILED, ended.err)
+    failure = first_failure(ended.err)
+    if failure and (failure.status is Status.TOO_LARGE or not processes.ERROR.search(ended.err)):
         return failure  # the others' errors, if there are any, follow from it
-    if code == 0:
+    if ended.code == 0:
         return recorded_outcome(events)
-    if rank_error := re.search(r"^error: (rank \d+: .+)", err, re.MULTILINE):
+    rank_error = re.search(r"^error: (rank \d+: .+)", ended.err, re.MULTILINE)
+    if rank_error:
         return by_error_line(rank_error[1])
     recorded = recorded_outcome(events)
     if has_end(events) and not recorded.complete:
         return recorded
-    return by_exit_code("", code) if code < 0 else by_error_line(processes.error_line(err))
+    if ended.code < 0:
+        return by_exit_code("", ended.code)
+    return by_error_line(processes.error_line(ended.err))
 
 
 def recorded_outcome(events: list[dict]) -> Outcome:

@@ -60,7 +60,8 @@ def gpu_needs(
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden in ("", "-1"):
         return f"a visible GPU: CUDA_VISIBLE_DEVICES={hidden} hides the {name}"
-    if too_old := re.search(r"driver .* too old \(found version (\d+)\)", error):
+    too_old = re.search(r"driver .* too old \(found version (\d+)\)", error)
+    if too_old:
         return newer_driver(name, driver, f"PyTorch {version}, built for CUDA {cuda}", too_old[1])
     command = install(smi_capability())
     if not cuda and command:

@@ -27,9 +27,12 @@ import os
 import sys
 import tempfile
 import zlib
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -69,49 +72,65 @@ class Refused(Exception):
 class TrainingRun:
     """One training run of a script, and its gradients at the weights that it was given."""
 
-    def __init__(self, script, sizes: dict, given: dict[str, torch.Tensor] | None):
+    def __init__(
+        self,
+        script: ModuleType,
+        sizes: dict,
+        given: dict[str, torch.Tensor] | None,
+        directions: int = 0,
+    ):
         self.script, self.sizes, self.given = script, sizes, given
+        self.directions = directions  # of numeric derivatives in each tensor; 0: none are wanted
         self.weights: dict[str, torch.Tensor] = {}
         self.gradients: dict[str, torch.Tensor] = {}
-        self.error: BaseException | None = None
         self.derivatives: dict = {}  # the event of numeric ones, once they are made
-        self.directions = 0  # of numeric derivatives in each tensor; 0: none are wanted
+        self.error: BaseException | None = None
         self.steps = 0  # that are done
         self.micro_batches: list[tuple] = []  # what compute_loss() was given in this step
         # Whether the ranks of the script share the batch; 00 and 01 know no ranks.
         self.rank, self.ranks = (RANK, RANKS) if hasattr(script, "join_ranks") else (0, 1)
+        # The script's own functions, which those below stand in for, and call.
+        self.own_train = script.train
+        self.own_compute_loss = script.compute_loss
+        self.own_explain = script.explain
 
     def train(self, options: list[str]) -> None:
         """Lets the script train with these options. Raises Refused where it doesn't, and what else
         it raises."""
-        script = self.script
-        own = dict(
-            train=self.start(script.train),
-            compute_loss=self.loss_of,
-            load_data=self.load_data,
-            explain=self.explain(script.explain),
-            RandomSampler=InOrder,
-            evaluate=lambda *args: 1.0,
-            sample=lambda *args: "",
-        )
-        self.compute_loss = script.compute_loss
         torch._dynamo.reset()
+        with self.stand_ins(), mock.patch.object(sys, "argv", [self.script.__file__, *options]):
+            code = self.script.main()
+        if isinstance(self.error, (Refused, self.script.UserError)):
+            raise Refused(str(self.error))
+        if self.error or code:
+            raise self.error or RuntimeError(f"the script ended with {code}")
+
+    @contextmanager
+    def stand_ins(self) -> Iterator[None]:
+        """Replaces what decides which weights, batches and masks the script trains with, and what
+        would disturb the comparison."""
         with ExitStack() as stack:
+            stack.enter_context(
+                mock.patch.multiple(
+                    self.script,
+                    train=self.train_from_weights,
+                    compute_loss=self.compute_loss,
+                    load_data=self.load_data,
+                    explain=self.keep_error,
+                    RandomSampler=InOrder,
+                    evaluate=no_evaluation,
+                    sample=no_sample,
+                )
+            )
+            stack.enter_context(mock.patch.dict(self.script.MODELS, self.sizes))
             stack.callback(register_optimizer_step_pre_hook(self.keep_gradients).remove)
-            stack.enter_context(mock.patch.multiple(script, **own))
-            stack.enter_context(mock.patch.dict(script.MODELS, self.sizes))
             stack.enter_context(mock.patch.object(argparse.ArgumentParser, "error", refuse))
-            stack.enter_context(mock.patch.object(sys, "argv", [script.__file__, *options]))
             # In TF32 a GPU's matmuls would hide what is looked for.
             stack.enter_context(mock.patch.object(torch, "set_float32_matmul_precision"))
             if dist.is_initialized():  # one group for all runs
                 stack.enter_context(mock.patch.object(dist, "init_process_group"))
             stack.enter_context(mock.patch.object(dist, "destroy_process_group"))
-            code = script.main()
-        if isinstance(self.error, (Refused, script.UserError)):
-            raise Refused(str(self.error))
-        if self.error or code:
-            raise self.error or RuntimeError(f"the script ended with {code}")
+            yield
 
     # ---- In place of the script's own functions
 
@@ -123,57 +142,52 @@ class TrainingRun:
         both = [self.script.TokenWindows(ids, config.context_length) for _ in range(2)]
         return self.script.Data({}, *both, None)
 
-    def start(self, train):
-        def start(model, data, config, run, now):
-            self.model = model
-            self.weights = starting_weights(model, self.given)
-            if self.ranks > 1:  # each made weights of its own
-                dist.broadcast_object_list(shared := [self.weights])
-                (self.weights,) = shared
-            config.max_steps = STEPS
-            train(model, data, config, run, self.between_steps(now))
+    def train_from_weights(self, model, data, config, run, now) -> None:
+        """Trains for STEPS steps, each of which begins with the same weights."""
+        self.model, self.now = model, now
+        self.weights = starting_weights(model, self.given)
+        if self.ranks > 1:  # each made weights of its own
+            shared = [self.weights]
+            dist.broadcast_object_list(shared)
+            (self.weights,) = shared
+        config.max_steps = STEPS
+        self.own_train(model, data, config, run, self.between_steps)
 
-        return start
+    def between_steps(self, *args):
+        """Prepares the next step: train() asks for the time before and after each one."""
+        if self.micro_batches:
+            self.steps += 1
+        if self.steps == STEPS and self.directions and not self.derivatives:
+            self.derivatives = derivatives_of(self)
+        self.micro_batches = []
+        if self.steps < STEPS:
+            self.gradients = {}
+        self.set_weights()
+        return self.now(*args)
 
-    def between_steps(self, now):
-        """Returns the clock, which train() asks before and after each step."""
-
-        def between_steps(*args):
-            self.steps += bool(self.micro_batches)
-            if self.steps == STEPS and self.directions and not self.derivatives:
-                self.derivatives = derivatives_of(self)
-            self.micro_batches = []
-            if self.steps < STEPS:
-                self.gradients = {}
-            self.set_weights()
-            return now(*args)
-
-        return between_steps
-
-    def loss_of(self, model, x_BT, y_BT):
+    def compute_loss(self, model, x_BT, y_BT):
         """Returns the loss of a micro-batch, with the same masks in each step."""
         if not self.micro_batches:
             torch.manual_seed(7 + self.rank)
         self.micro_batches.append((x_BT, y_BT))
         self.training_model = model
-        return self.compute_loss(model, x_BT, y_BT)
+        return self.own_compute_loss(model, x_BT, y_BT)
 
     def keep_gradients(self, optimizer, *_) -> None:
         """Keeps what an optimizer is given: one of several may have a part of the weights."""
         scale = getattr(optimizer, "grad_scale", None)  # of a fused one, which divides by it
-        its = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+        own = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
         for name, parameter in self.model.named_parameters():
-            if id(parameter) in its and parameter.grad is not None:
+            if id(parameter) in own and parameter.grad is not None:
                 gradient = parameter.grad.detach()
-                gradient = getattr(gradient, "full_tensor", gradient.clone)().double().cpu()
+                if hasattr(gradient, "full_tensor"):  # the rank has a share of it
+                    gradient = gradient.full_tensor()
+                gradient = gradient.clone().double().cpu()
                 self.gradients[name] = gradient if scale is None else gradient / scale.cpu()
 
-    def explain(self, explain):
-        def keep(error, config):
-            self.error = error
-            return explain(error, config)
-
-        return keep
+    def keep_error(self, error: BaseException, config):
+        self.error = error
+        return self.own_explain(error, config)
 
     # ---- At other weights
 
@@ -195,11 +209,18 @@ class TrainingRun:
         with gradients enabled, since torch.no_grad() would make others, which draw other masks."""
         self.set_weights(offsets)
         torch.manual_seed(7 + self.rank)
-        losses = [self.compute_loss(self.training_model, *pair) for pair in self.micro_batches]
+        losses = [self.own_compute_loss(self.training_model, *pair) for pair in self.micro_batches]
         loss = torch.stack([loss.detach().double() for loss in losses]).mean()
         if self.ranks > 1:
             dist.all_reduce(loss)
         return loss.item() / self.ranks
+
+
+class Derivative(NamedTuple):
+    """A numeric derivative of the loss along a direction."""
+
+    value: float
+    uncertainty: float
 
 
 class InOrder(SequentialSampler):
@@ -208,6 +229,14 @@ class InOrder(SequentialSampler):
     def __init__(self, windows, replacement=False, num_samples=None, generator=None):
         super().__init__(windows)
         self.generator = generator
+
+
+def no_evaluation(*args) -> float:
+    return 1.0
+
+
+def no_sample(*args) -> str:
+    return ""
 
 
 def refuse(parser, message: str) -> None:
@@ -284,18 +313,16 @@ def derivatives_of(run: TrainingRun) -> dict:
 def noise_of(run: TrainingRun) -> float:
     """Returns the standard deviation of the loss by rounding alone; at least that of its last
     digit."""
-    losses = [
-        run.loss_at(
-            {
-                name: JITTER
-                * value
-                * torch.randn(value.shape, generator=seeded(f"{name} jitter {number}"))
-                for name, value in run.weights.items()
-            }
-        )
-        for number in range(JITTERS)
-    ]
+    losses = [run.loss_at(jitter(run.weights, number)) for number in range(JITTERS)]
     return max(np.std(losses, ddof=1), np.spacing(np.float32(losses[0])) / 12**0.5).item()
+
+
+def jitter(weights: dict[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
+    """Returns offsets that are tiny relative to the weights; each number has others."""
+    return {
+        name: JITTER * value * torch.randn(value.shape, generator=seeded(f"{name} jitter {number}"))
+        for name, value in weights.items()
+    }
 
 
 def most_certain(
@@ -304,23 +331,24 @@ def most_certain(
     steps: list[float],
     noise: float,
     enough: float,
-) -> tuple[float, float]:
-    """Returns a derivative along a direction, and its uncertainty, by the first of these steps with
-    which it is certain enough, or by the best of them."""
+) -> Derivative:
+    """Returns the derivative along a direction by the first of these steps with which it is no more
+    uncertain than is `enough`, or by the best of them."""
     attempts = []
     for step in steps:
-        attempts.append(derivative(run, direction, step, noise))
-        if attempts[-1][1] <= enough:
-            break
-    return min(attempts, key=lambda attempt: attempt[1])
+        attempt = derivative(run, direction, step, noise)
+        if attempt.uncertainty <= enough:
+            return attempt
+        attempts.append(attempt)
+    return min(attempts, key=attrgetter("uncertainty"))
 
 
 def derivative(
     run: TrainingRun, direction: dict[str, torch.Tensor], step: float, noise: float
-) -> tuple[float, float]:
-    """Returns a derivative along a direction, and its uncertainty. Central differences at three
-    distances are extrapolated in pairs (Richardson); the nearer pair counts, and how far the other
-    one is from it is the uncertainty, together with that by the loss's rounding."""
+) -> Derivative:
+    """Returns the derivative along a direction. Central differences at three distances are
+    extrapolated in pairs (Richardson); the nearer pair counts, and how far the other one is from it
+    is the uncertainty, together with that by the loss's rounding."""
     wide, middle, near = (
         (loss_towards(run, direction, h) - loss_towards(run, direction, -h)) / (2 * h)
         for h in (step, step / 2, step / 4)
@@ -328,10 +356,11 @@ def derivative(
     outer, inner = (4 * middle - wide) / 3, (4 * near - middle) / 3
     # Of the inner one, whose four losses weigh 4/3, 4/3, 1/6 and 1/6 over half a step.
     rounding = noise / (step / 2) * (2 * (4 / 3) ** 2 + 2 * (1 / 6) ** 2) ** 0.5
-    return inner, rounding + abs(inner - outer)
+    return Derivative(inner, rounding + abs(inner - outer))
 
 
 def loss_towards(run: TrainingRun, direction: dict[str, torch.Tensor], distance: float) -> float:
+    """Returns the loss at the run's weights plus `distance` times a direction."""
     return run.loss_at({name: distance * part for name, part in direction.items()})
 
 
@@ -381,7 +410,8 @@ class Check:
         return bool(self.no_compile) and "--no-compile" not in self.args.options
 
     def reference(self) -> TrainingRun | None:
-        """Returns a run of the reference, uncompiled, in float32, on the batches of all ranks."""
+        """Returns a run of the reference, uncompiled, in float32, on the batches of all ranks; None
+        where the script has none."""
         if not self.args.reference:
             return None
         script = load(self.args.reference, "reference")
@@ -397,8 +427,7 @@ class Check:
         self.runs += 1  # each has folders of its own, where the options name any
         scratch = str(self.args.results_dir.parent)
         own = [word.replace(scratch, f"{self.folder}/{self.runs}") for word in self.args.options]
-        run = TrainingRun(self.script, self.sizes, given)
-        run.directions = directions
+        run = TrainingRun(self.script, self.sizes, given, directions)
         sizes = self.size_options(1)
         records = self.folder / f"records-{self.runs}"
         log = ["--eval-freq", str(10**6), "--results-dir", str(records)]
@@ -411,8 +440,11 @@ class Check:
     @property
     def sizes(self) -> dict:
         """What the script's table of models has in the place of its own entry."""
-        given = dict(layers=self.args.layers, width=self.args.width)
-        sizes = SIZES[self.device] | {name: size for name, size in given.items() if size}
+        sizes = dict(SIZES[self.device])
+        if self.args.layers:
+            sizes["layers"] = self.args.layers
+        if self.args.width:
+            sizes["width"] = self.args.width
         return {MODEL[self.device]: sizes}
 
     def size_options(self, parts: int) -> list[str]:
@@ -429,18 +461,18 @@ class Check:
     def against(
         self, comparison: str, run: TrainingRun, reference: TrainingRun | None
     ) -> list[dict]:
+        """Returns the comparison of a run with the reference; none without a reference."""
         if not reference:
             return []
         return [compared(comparison, canonical(run.gradients), canonical(reference.gradients))]
 
     def with_dropout(self, weights: dict) -> dict:
+        """Returns the event of numeric derivatives with dropout, or of why the script refuses."""
+        dropout = ["--dropout", str(DROPOUT)]
         try:
-            run = self.run(
-                "--dropout", str(DROPOUT), given=weights, directions=self.args.directions
-            )
+            return self.run(*dropout, given=weights, directions=self.args.directions).derivatives
         except Refused as reason:
             return dict(event="gradients", comparison="dropout", refused=str(reason))
-        return run.derivatives
 
 
 def worst_of_ranks(events: list[dict]) -> list[dict]:
@@ -465,18 +497,23 @@ def worst_of(ranks: tuple[dict, ...]) -> dict:
 
 
 def error_of(comparison: list[float]) -> float:
-    return comparison[0] if comparison[0] >= 0 else np.inf  # NaN
+    """Returns how far a tensor's gradient is off; infinite where it isn't a number."""
+    return comparison[0] if comparison[0] >= 0 else np.inf
 
 
 def distance_of(directions: list[list[float]]) -> float:
+    """Returns how far a tensor's derivatives are off; infinite where they aren't numbers."""
     distance = sum(abs(numeric - autograd) for numeric, _, autograd in directions)
     return distance if distance >= 0 else np.inf
 
 
 def shortened(event: dict) -> str:
     """Returns a line of a record, its numbers with as many digits as a verdict needs."""
-    digits = json.loads(json.dumps(event), parse_float=lambda number: float(f"{float(number):.6g}"))
-    return json.dumps(digits)
+    return json.dumps(json.loads(json.dumps(event), parse_float=six_digits))
+
+
+def six_digits(number: str) -> float:
+    return float(f"{float(number):.6g}")
 
 
 def parse() -> argparse.Namespace:

@@ -7,6 +7,8 @@ import importlib.util
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from statistics import median
 from types import ModuleType
 
@@ -125,20 +127,29 @@ def free_memory() -> list[int]:
 
 def best_dtype() -> tuple[str, str]:
     """Returns the type that the optimized scripts train in here, and why: 01 itself decides."""
-    # An audit runs where these aren't; this function doesn't need them.
-    absent = {
-        name: ModuleType(name)
-        for name in ("numpy", "tiktoken")
-        if not importlib.util.find_spec(name)
-    }
-    for module in absent.values():
-        vars(module)["__getattr__"] = lambda _: object  # in annotations
-    sys.modules |= absent
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    script = load_script(ROOT / stack.LAST)
-    for name in absent:
-        del sys.modules[name]
+    with placeholders("numpy", "tiktoken"):  # an audit runs where these aren't
+        script = load_script(ROOT / stack.LAST)
     return script.best_dtype(device)
+
+
+class Placeholder(ModuleType):
+    """Stands for a module that isn't installed, while a script is loaded that only names it."""
+
+    def __getattr__(self, name: str) -> type:
+        return object  # for annotations
+
+
+@contextmanager
+def placeholders(*names: str) -> Iterator[None]:
+    """Lets those of these modules that aren't installed be imported."""
+    absent = [name for name in names if not importlib.util.find_spec(name)]
+    sys.modules |= {name: Placeholder(name) for name in absent}
+    try:
+        yield
+    finally:
+        for name in absent:
+            del sys.modules[name]
 
 
 def product_rate(dtype: str, minimum: float = 1) -> float:

@@ -79,20 +79,22 @@ class Result:
 
 @dataclass
 class Measurement:
-    """A plan, and what has been measured of it so far."""
+    """A plan, and what has been measured of it so far; where, and of what, as far as it is known:
+    not of scripts that were started by hand."""
 
-    id: str
-    study: str
-    kind: str
-    time: str
-    machine: dict  # see bench.measure.hardware.this_machine
-    matmul_peak: dict[str, float]  # floating-point operations per second, by precision
-    data: str | None  # the SHA-256 of meta.json
-    sources: dict[str, str]  # the SHA-256 of each run's script
-    options: list[str]
     plan: Plan
-    commit: str | None = None  # at the last start that measured
     results: list[Result] = field(default_factory=list)
+    id: str = ""
+    study: str = ""
+    kind: str = ""
+    time: str = ""
+    machine: dict = field(default_factory=dict)  # see bench.measure.hardware.this_machine
+    # Floating-point operations per second, by precision.
+    matmul_peak: dict[str, float] = field(default_factory=dict)
+    data: str | None = None  # the SHA-256 of meta.json
+    sources: dict[str, str] = field(default_factory=dict)  # the SHA-256 of each run's script
+    options: list[str] = field(default_factory=list)
+    commit: str | None = None  # at the last start that measured
     folder: Path = Path()  # in which the journal lies
     planned: int | None = None  # rounds, where more were added after some had results
     retry: set[tuple] = field(default_factory=set)  # keys of results that are to be tried again
@@ -102,9 +104,10 @@ class Measurement:
     def __post_init__(self):
         self.ways = {run.name: how_it_runs(run) for run in self.plan.runs}
 
-    def resume(self, earlier: "Measurement") -> None:
+    def resume(self, earlier: "Measurement") -> set[str]:
         """Takes over what counts of an earlier start: results of the same scripts, options and
-        cores, and how many rounds were planned before speedups could be seen."""
+        cores, and how many rounds were planned before speedups could be seen. Returns the names of
+        the runs whose results don't count any more."""
         self.ways = earlier.ways | self.ways
         changed = {name for name, way in earlier.ways.items() if way != self.ways[name]}
         self.results = [
@@ -113,6 +116,7 @@ class Measurement:
             if result.name not in changed and result.source_sha256 == self.sources.get(result.name)
         ]
         self.planned = earlier.planned or self.rounds_before_more(earlier)
+        return earlier.names_with_results() - self.names_with_results()
 
     def rounds_before_more(self, earlier: "Measurement") -> int | None:
         """Returns how many rounds an earlier start planned, where more were added after speedups
@@ -120,6 +124,25 @@ class Measurement:
         planned, now = earlier.plan.rounds or 1, self.plan.rounds or 1
         can_be_seen = any(result.round > 1 for result in earlier.results)
         return planned if can_be_seen and 1 < planned < now else None
+
+    def names_with_results(self) -> set[str]:
+        return {result.name for result in self.results}
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether a run failed. A size that doesn't fit hasn't, where sizes grow."""
+        return any(self.is_failure(result) for result in self.results)
+
+    def is_failure(self, result: Result) -> bool:
+        """Returns whether a result isn't what its run was for: figures, or, where sizes grow, that
+        this one doesn't fit."""
+        if self.plan.growth and result.outcome.does_not_fit:
+            return False
+        return not result.outcome.complete
+
+    def retry_failures(self) -> None:
+        """Lets runs that failed be tried again; until then their results stay."""
+        self.retry = {result.key for result in self.results if self.is_failure(result)}
 
     def drop(self, names: Container[str]) -> None:
         """Drops the results of these runs, which are to be measured again."""
@@ -133,7 +156,8 @@ class Measurement:
     def differs_from(self, setup: Setup) -> str | None:
         """Returns what of a setup is so different that figures of both can't be compared, None for
         nothing. Tokens that aren't there yet differ from none."""
-        if different := common.difference(self.machine, setup.machine):
+        different = common.machine_difference(self.machine, setup.machine)
+        if different:
             return f"on another machine or PyTorch ({different})"
         if self.options != setup.options:
             return "with other options behind --"
@@ -165,10 +189,10 @@ class Measurement:
         """Returns what is left to run, without runs that failed or aren't tried."""
         answers = [result for result in self.results if result.key not in self.retry]
         done = {result.key for result in answers}
-        failed = {result.name for result in answers if not result.outcome.complete}
-        without = failed | self.skipped().keys()
+        ended = {result.name for result in answers if not result.outcome.complete}
+        ended |= self.skipped().keys()
         return [
-            job for job in self.plan.jobs() if job.key not in done and job.run.name not in without
+            job for job in self.plan.jobs() if job.key not in done and job.run.name not in ended
         ]
 
     def as_json(self) -> dict:
@@ -181,10 +205,11 @@ class Measurement:
         runs, growth = self.plan.runs, self.plan.growth
         if growth is None:
             return {run.name: Outcome(Status.NOT_TRIED, run.error) for run in runs if run.error}
-        failed = {result.name for result in self.results if not result.outcome.complete}
+        without_figures = {result.name for result in self.results if not result.outcome.complete}
         smaller, expected_gb = None, 0.0
         for place, run in enumerate(runs):
-            if reason := why_not(run, smaller, failed, expected_gb, growth):
+            reason = why_not(run, smaller, without_figures, expected_gb, growth)
+            if reason:
                 outcome = Outcome(Status.NOT_TRIED, reason)
                 return {larger.name: outcome for larger in runs[place:]}
             smaller, expected_gb = run, growth.memory * self.memory_gb(run, expected_gb)
@@ -202,10 +227,10 @@ class Measurement:
 
 
 def why_not(
-    run: Run, smaller: Run | None, failed: set[str], expected_gb: float, growth: Growth
+    run: Run, smaller: Run | None, without_figures: set[str], expected_gb: float, growth: Growth
 ) -> str | None:
     """Returns why a run isn't tried whose size comes after that of `smaller`; None if it is."""
-    if smaller and smaller.name in failed:
+    if smaller and smaller.name in without_figures:
         return f"not tried, since {smaller.label} failed"
     if smaller and growth.limit_gb and expected_gb > growth.limit_gb:
         return (
@@ -367,7 +392,8 @@ def measuring(results: Path) -> Iterator[None]:
     is_build = results.resolve() == common.BUILD.resolve()
     own_lock = nullcontext() if is_build else locked(results)
     with own_lock, locked(common.BUILD, refusal):
-        if left := left_over():
+        left = left_over()
+        if left:
             raise UserError(
                 "what another start of measure.py has started still runs, and would"
                 f" distort this one: process {listed(map(str, left))}"

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from bench import processes
-from bench.common import ELSEWHERE, difference, read_kept, relative, write_whole
+from bench.common import ELSEWHERE, machine_difference, read_kept, relative, write_whole
 from gpt_speed.common import UserError
 
 FIELDS = {"machine", "matmul_peak", "memory_gb", "compile_error", "missing"}
@@ -20,16 +20,18 @@ def describe_here() -> dict:
 def look_at(results: Path) -> dict:
     """Returns what bench.measure.hardware.look sees here, and keeps it in a folder of results.
     Raises UserError where that holds another machine's report."""
-    here, look = describe_here(), read_look(results)
-    if look and (different := difference(look["machine"], here)):
+    here, kept = describe_here(), read_look(results)
+    if not kept:
+        look = processes.ask_machine("look")
+        write_whole(results / "machine.json", json.dumps(look, indent=1))
+        return look
+    different = machine_difference(kept["machine"], here)
+    if different:
         raise UserError(
             f"{relative(results)} holds the report of another machine or PyTorch"
             f" ({different}); {ELSEWHERE}"
         )
-    if not look:
-        look = processes.ask_machine("look")
-        write_whole(results / "machine.json", json.dumps(look, indent=1))
-    return look
+    return kept
 
 
 def read_look(results: Path) -> dict:

@@ -82,9 +82,7 @@ class Plan:
         """Returns each run of a round, the baseline with further seeds, too."""
         seed, further = self.seed_of(number), self.first_seed + 1 + (number - 1) * self.seed_noise
         jobs = []
-        for run in self.runs:
-            if run.error:
-                continue
+        for run in self.runnable:
             jobs.append(Job(run, number, seed))
             if run is self.runs[0]:
                 seeds = range(further, further + self.seed_noise)
@@ -98,6 +96,11 @@ class Plan:
         pair, is_second = divmod(number - 1, 2)
         random.Random(f"{self.order} {1 + 2 * pair}").shuffle(jobs)
         return jobs[::-1] if is_second else jobs
+
+    @property
+    def runnable(self) -> list[Run]:
+        """The runs that this machine can run."""
+        return [run for run in self.runs if not run.error]
 
     @property
     def loss_tokens(self) -> int | None:
@@ -168,7 +171,9 @@ class Measurable(Protocol):
 
     def plans(self, setup: Setup) -> "Generator[Plan, Measurement, None]": ...
 
-    def later(self, setup: Setup, plan: Plan) -> list[tuple[Plan, int]]: ...
+    def later(self, setup: Setup, plan: Plan) -> list[Plan]: ...
+
+    def batches(self, setup: Setup) -> dict[str, int]: ...
 
     def driver(self, setup: Setup, run: Run) -> list[Any]: ...
 

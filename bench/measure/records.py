@@ -80,12 +80,16 @@ class Outcome:
         """Whether the run was tried, and left no figures."""
         return self.status not in (Status.COMPLETE, Status.NOT_TRIED)
 
+    @property
+    def does_not_fit(self) -> bool:
+        """Whether the run was too large for the memory or the text."""
+        return self.status in (Status.OUT_OF_MEMORY, Status.TOO_LARGE)
+
     def __str__(self) -> str:
         return f"failed: {self.text}" if self.failed else self.text
 
 
 COMPLETE = Outcome()
-DOES_NOT_FIT = Status.OUT_OF_MEMORY, Status.TOO_LARGE  # where sizes grow
 
 
 @dataclass(frozen=True)
@@ -98,14 +102,35 @@ class Record:
     end: dict
     gradients: list[dict] = field(default_factory=list)  # see bench/measure/gradients.py
 
-    stage = property(lambda self: self.start["stage"])
-    config = property(lambda self: self.start["config"])
-    environment = property(lambda self: self.start["environment"])
-    status = property(lambda self: self.end.get("status", "killed"))  # as schema 3 has it
-    # What it was trained on, where that isn't the book in GPT-2's tokens; else "".
-    text = property(lambda self: other_text(self.start.get("data")))
-    tokens_per_step = property(lambda self: tokens_per_step(self.config, self.config["world_size"]))
-    first_step_seconds = property(lambda self: self.logs[0]["seconds"][0] if self.logs else None)
+    @property
+    def stage(self) -> str:
+        return self.start["stage"]
+
+    @property
+    def config(self) -> dict:
+        return self.start["config"]
+
+    @property
+    def environment(self) -> dict:
+        return self.start["environment"]
+
+    @property
+    def status(self) -> str:
+        """As schema 3 has it, or "killed"."""
+        return self.end.get("status", "killed")
+
+    @property
+    def text(self) -> str:
+        """What it was trained on, where that isn't the book in GPT-2's tokens; else ""."""
+        return other_text(self.start.get("data"))
+
+    @property
+    def tokens_per_step(self) -> int:
+        return tokens_per_step(self.config, self.config["world_size"])
+
+    @property
+    def first_step_seconds(self) -> float | None:
+        return self.logs[0]["seconds"][0] if self.logs else None
 
     @property
     def outcome(self) -> Outcome:

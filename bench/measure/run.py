@@ -6,6 +6,7 @@ import time
 import zlib
 from collections.abc import Generator
 from dataclasses import fields, replace
+from enum import Enum, auto
 from pathlib import Path
 
 from bench import common, processes
@@ -14,39 +15,51 @@ from bench.measure import sizing
 from bench.measure.child import command_of, printed, run_job
 from bench.measure.journal import Measurement, Result, append, data_of, journal_of, read_journal
 from bench.measure.plan import Job, Measurable, Plan, Setup
-from bench.measure.records import DOES_NOT_FIT, Status
+from bench.measure.records import Status
 from bench.measure.sizing import Length, in_words
+from gpt_speed import children
 from gpt_speed.common import UserError, counted, listed
 
 # Fields in which a plan may differ from the one that it continues.
 MAY_DIFFER = {"runs", "rounds", "kind", "growth", "batches", "order"}
 
 
+class Resume(Enum):
+    """Whether a study continues the newest measurement of each of its plans."""
+
+    NEVER = auto()  # a new one begins
+    IF_ANY = auto()  # where there is none, a new one begins
+    REQUIRED = auto()  # that there is none is an error
+
+
 def run_study(
     study: Measurable,
     setup: Setup,
     rounds: int | None = None,
-    resume: bool | None = False,
+    resume: Resume = Resume.NEVER,
     deadline: float | None = None,
 ) -> tuple[bool, list[Measurement]]:
     """Returns (whether it came to its end, what is measured of each of its plans).
 
-    With `resume` the newest measurement of each plan continues, with None only where there is one;
-    else a new one begins. No run is started that by estimate would end after `deadline`, in seconds
-    of time.monotonic(). A run that fails isn't repeated in later rounds; a later `resume` tries it
-    again. Raises UserError, StackError, OSError.
+    No run is started that by estimate would end after `deadline`, in seconds of time.monotonic().
+    A run that fails isn't repeated in later rounds; when the study is resumed, it is tried again.
+    Raises UserError, StackError, OSError, Interrupted.
     """
     runners: dict[str, Runner] = {}
     plans, first = study.plans(setup), None
-    plan = next(plans, None)
-    while plan:
-        if plan.kind not in runners:
-            runners[plan.kind] = Runner(study, plan, setup, resume, first)
-        runner = runners[plan.kind]
-        if not runner.run(plan, rounds, deadline):
-            break
-        first = first or runner.measurement
-        plan = next_plan(plans, runner.measurement)
+    try:
+        plan = next(plans, None)
+        while plan:
+            if plan.kind not in runners:
+                runners[plan.kind] = Runner(study, plan, setup, resume, first)
+            runner = runners[plan.kind]
+            if not runner.run(plan, rounds, deadline):
+                break
+            first = first or runner.measurement
+            plan = next_plan(plans, runner.measurement)
+    except children.Interrupted as interruption:
+        interruption.can_resume = any(runner.has_begun for runner in runners.values())
+        raise
     return plan is None, [runner.measurement for runner in runners.values()]
 
 
@@ -60,22 +73,22 @@ def next_plan(plans: Generator[Plan, Measurement, None], measurement: Measuremen
 
 
 def earlier_measurement(
-    study: Measurable,
-    plan: Plan,
-    setup: Setup,
-    first: Measurement | None,
-    required: bool | None,
+    study: Measurable, plan: Plan, setup: Setup, resume: Resume, first: Measurement | None
 ) -> Measurement | None:
-    """Returns what this plan continues with: the newest measurement of its kind, unless that is
-    older than the `first` of the study, on which it depends. Raises UserError where none is there
-    but it is `required`, or where it was measured in another way."""
+    """Returns what this plan continues: the newest measurement of its kind, unless that is older
+    than the `first` of the study, on which it depends. Raises UserError where none is there but it
+    is required, or where it was measured in another way."""
+    if resume is Resume.NEVER:
+        return None
     path = journal_of(setup.results, study.name)
     newest = newest_of_kind(plan.kind, path)
-    if required and not newest and not first:
+    if resume is Resume.REQUIRED and not newest and not first:
         raise UserError(f"nothing to resume in {relative(path)}", 2)
-    if not newest or first and newest.time < first.time:
+    if not newest or (first and newest.time < first.time):
         return None
-    if different := newest.differs_from(setup) or other_settings(newest.plan, plan):
+    different = newest.differs_from(setup) or other_settings(newest.plan, plan)
+    if different:
+        required = resume is Resume.REQUIRED
         instead = "without --resume a new one begins" if required else ELSEWHERE
         raise UserError(f"can't resume {relative(path)}: it was measured {different}; {instead}", 2)
     return newest
@@ -106,23 +119,16 @@ def new_measurement(study: Measurable, plan: Plan, setup: Setup) -> Measurement:
         time=now,
         machine=setup.machine,
         matmul_peak=setup.matmul_peak,
-        data=None,
-        sources={},
         options=list(setup.options),
-        plan=replace(plan, order=order, batches=setup.batches),
+        plan=replace(plan, order=order, batches=study.batches(setup)),
         folder=setup.results,
     )
 
 
-def failed(measurement: Measurement) -> bool:
-    """Returns whether a run failed; a size that doesn't fit hasn't, where sizes grow."""
-    return not all(has_answer(result, measurement.plan) for result in measurement.results)
-
-
-def has_answer(result: Result, plan: Plan) -> bool:
-    """Returns whether a result is what its run was for: figures, or that it doesn't fit."""
-    is_too_large = plan.growth is not None and result.outcome.status in DOES_NOT_FIT
-    return result.outcome.complete or is_too_large
+def say_again(names: set[str], why: str) -> None:
+    """Prints which runs are measured again, if any are."""
+    if names:
+        print(f"{why}, so measured again: {listed(sorted(names))}", flush=True)
 
 
 class Runner:
@@ -133,67 +139,65 @@ class Runner:
         study: Measurable,
         plan: Plan,
         setup: Setup,
-        resume: bool | None,
+        resume: Resume,
         first: Measurement | None = None,
     ):
         self.study, self.setup = study, setup
         self.path = journal_of(setup.results, study.name)
-        self.configs: dict[str, dict] = {}  # of each run, if some are left
-        self.lengths: dict[str, Length] = {}
-        earlier = None
-        if resume is not False:
-            earlier = earlier_measurement(study, plan, setup, first, required=resume)
+        self.has_begun = False  # whether the journal has its measurement, to be resumed
+        self.configs: dict[str, dict] = {}  # of each run; {} where nothing is left to run
+        self.lengths: dict[str, Length] = {}  # of the same runs
+        earlier = earlier_measurement(study, plan, setup, resume, first)
         if earlier:
-            earlier.retry = {
-                result.key for result in earlier.results if not has_answer(result, plan)
-            }
+            earlier.retry_failures()
         self.measurement = earlier or new_measurement(study, plan, setup)
 
     def run(self, plan: Plan, rounds: int | None, deadline: float | None) -> bool:
         """Runs what is left of this many rounds; returns whether it came to their end. `plan` may
         have other runs than before: their results come to those of the earlier ones."""
-        self.take(plan, rounds)
+        self.set_plan(plan, rounds)
         self.begin()
-        later = 0.0  # seconds of the study's later plans
-        if self.configs:
-            _, later = sizing.estimate_later(
-                self.study, self.setup, plan, rounds, self.measurement.matmul_peak
-            )
-        measurement = self.measurement
-        while jobs := measurement.jobs_left():
+        self.set_lengths(self.measurement.matmul_peak)
+        later = self.seconds_of_later_plans(plan, rounds)
+        jobs = self.measurement.jobs_left()
+        while jobs:
             job = jobs[0]
-            seconds = sizing.seconds_left([job], measurement.results, self.lengths)
-            if deadline is not None and time.monotonic() + seconds > deadline:
+            if deadline is not None and time.monotonic() + self.seconds_of([job]) > deadline:
                 return False
-            result = run_job(job, measurement, self.study, self.setup, self.lengths[job.run.name])
-            measurement.add(result)
-            left = sizing.seconds_left(
-                measurement.jobs_left(), measurement.results, self.lengths, later
-            )
+            length = self.lengths[job.run.name]
+            result = run_job(job, self.measurement, self.study, self.setup, length)
+            self.measurement.add(result)
+            jobs = self.measurement.jobs_left()
+            left = self.seconds_of(jobs, later)
             print(f"{self.describe(job, result)}; about {in_words(left)} left", flush=True)
         return True
 
-    def take(self, plan: Plan, rounds: int | None) -> None:
-        """Makes `plan` what is measured, with the order and batch sizes of before; results of runs
-        that have changed since are dropped. Raises UserError, also for options that a script
-        refuses, StackError, OSError."""
-        earlier, setup = self.measurement, self.setup
-        plan = replace(
-            sizing.fit(plan, setup, earlier.plan.batches),
-            order=earlier.plan.order,
-            rounds=plan.rounds or rounds or self.study.rounds[setup.device],
+    def set_plan(self, plan: Plan, rounds: int | None) -> None:
+        """Makes `plan` what is measured; results of runs that have changed since are dropped.
+        Raises UserError, also for options that a script refuses, StackError, OSError."""
+        earlier = self.measurement
+        plan = self.continued(plan, rounds)
+        sources = earlier.sources | self.sources_of(plan)
+        self.measurement = replace(earlier, plan=plan, sources=sources)
+        say_again(self.measurement.resume(earlier), "changed since")
+        if self.measurement.jobs_left():
+            self.configs = sizing.configurations(plan.runnable, self.setup)
+        else:
+            self.configs = {}
+
+    def continued(self, plan: Plan, rounds: int | None) -> Plan:
+        """Returns a plan with the order and batch sizes of the one before, and its rounds."""
+        before = self.measurement.plan
+        return replace(
+            sizing.fit(plan, self.setup, before.batches),
+            order=before.order,
+            rounds=plan.rounds or rounds or self.study.rounds[self.setup.device],
         )
-        able = [run for run in plan.runs if not run.error]
-        sources = {run.name: common.sha256(setup.scripts.text(run.script)) for run in able}
-        measurement = replace(earlier, plan=plan, sources=earlier.sources | sources)
-        measurement.resume(earlier)
-        dropped = {result.name for result in earlier.results} - {
-            result.name for result in measurement.results
-        }
-        if dropped:
-            print(f"changed since, so measured again: {listed(sorted(dropped))}", flush=True)
-        self.measurement = measurement
-        self.configs = sizing.configurations(able, setup) if measurement.jobs_left() else {}
+
+    def sources_of(self, plan: Plan) -> dict[str, str]:
+        """Returns the SHA-256 of each run's script."""
+        scripts = self.setup.scripts
+        return {run.name: common.sha256(scripts.text(run.script)) for run in plan.runnable}
 
     def begin(self) -> None:
         """Finds out all that has to be known before the first run; the journal then has this plan.
@@ -209,11 +213,37 @@ class Runner:
             print("Measuring this machine's matmul throughput", flush=True)
             measurement.matmul_peak = processes.ask_machine("matmul_peak")
         append(self.path, measurement.as_json())
-        setup.args.resume = True  # what is interrupted from now on can be continued
-        self.lengths = sizing.lengths_of(
-            measurement.plan, setup, self.configs, measurement.matmul_peak
-        )
-        drop_other_lengths(measurement, self.lengths)
+        self.has_begun = True
+
+    def set_lengths(self, matmul_peak: dict[str, float]) -> None:
+        """Finds out how long each run trains. Drops the results of those that were longer or
+        shorter than they would be now, and says which: all runs of a plan are as long, so that
+        another one among them may change that."""
+        measurement = self.measurement
+        self.lengths = sizing.lengths_of(measurement.plan, self.setup, self.configs, matmul_peak)
+        options = {
+            name: shlex.join(map(str, length.options)) for name, length in self.lengths.items()
+        }
+        other = {
+            result.name
+            for result in measurement.results
+            if result.command and options.get(result.name, "") not in result.command
+        }
+        say_again(other, "of another length")
+        measurement.drop(other)
+
+    def seconds_of(self, jobs: list[Job], later: float = 0) -> float:
+        """Returns about how many seconds some jobs take, and what comes `later`."""
+        return sizing.seconds_left(jobs, self.measurement.results, self.lengths, later)
+
+    def seconds_of_later_plans(self, plan: Plan, rounds: int | None) -> float:
+        """Returns about how many seconds the plans take that follow this one; 0 where nothing of
+        this one is left, since then the next plan comes at once."""
+        if not self.configs:
+            return 0
+        peak = self.measurement.matmul_peak
+        _, seconds = sizing.estimate_later(self.study, self.setup, plan, rounds, peak)
+        return seconds
 
     def describe(self, job: Job, result: Result) -> str:
         """Returns what a run brought; where a GPU's memory ran out, also what to type."""
@@ -236,40 +266,26 @@ class Runner:
         )
 
 
-def drop_other_lengths(measurement: Measurement, lengths: dict[str, Length]) -> None:
-    """Drops the results of runs that were longer or shorter than they would be now: all runs of a
-    plan are as long, so that another one among them may change that. Says which."""
-    now = {name: shlex.join(map(str, length.options)) for name, length in lengths.items()}
-    other = {
-        result.name
-        for result in measurement.results
-        if result.command and now.get(result.name, "") not in result.command
-    }
-    if other:
-        print(f"of another length, so measured again: {listed(sorted(other))}", flush=True)
-    measurement.drop(other)
-
-
-def dry_run(study: Measurable, setup: Setup, rounds: int | None, resume: bool) -> None:
+def dry_run(study: Measurable, setup: Setup, rounds: int | None, resume: Resume) -> None:
     """Prints the commands that the study's first plan would run, and how long the whole study would
     take, by what is measured already; it measures nothing, and leaves no results, only the scripts,
     so that the commands can be typed. Raises as run_study."""
     first = next(study.plans(setup))
+    peak = peak_of_before(setup)
     runner = Runner(study, first, setup, resume)
-    runner.take(first, rounds)
-    measurement, peak = runner.measurement, peak_of_before(setup)
-    lengths = sizing.lengths_of(measurement.plan, setup, runner.configs, peak)
-    drop_other_lengths(measurement, lengths)
-    jobs = measurement.jobs_left()
-    for run in measurement.plan.runs:
+    runner.set_plan(first, rounds)
+    runner.set_lengths(peak)
+    jobs = runner.measurement.jobs_left()
+    for run in runner.measurement.plan.runs:
         own = [job for job in jobs if job.run.name == run.name]
         if run.error:
             print(f"not run: {run.label}: {run.error}")
         elif own:
-            command = command_of(study, own[0], setup, lengths[run.name], BUILD / "scratch")
+            length = runner.lengths[run.name]
+            command = command_of(study, own[0], setup, length, BUILD / "scratch")
             print(f"{counted(len(own), 'run')}: {printed(command)}")
     later, seconds = sizing.estimate_later(study, setup, first, rounds, peak)
-    left = sizing.seconds_left(jobs, measurement.results, lengths, seconds)
+    left = runner.seconds_of(jobs, seconds)
     print(f"{len(jobs) + later} runs, {f'about {in_words(left)}' if peak else 'no estimate yet'}")
 
 

@@ -235,11 +235,11 @@ def estimate_later(
     """Returns (how many runs, about how many seconds) the study's plans take that follow `plan`.
     Raises UserError, StackError, OSError."""
     count, seconds = 0, 0.0
-    for later, times in study.later(setup, plan):
+    for later in study.later(setup, plan):
         lengths = lengths_of(later, setup, configurations(later.runs, setup), matmul_peak)
         jobs = replace(later, rounds=later.rounds or rounds or study.rounds[setup.device]).jobs()
-        count += times * len(jobs)
-        seconds += times * seconds_left(jobs, [], lengths)
+        count += len(jobs)
+        seconds += seconds_left(jobs, [], lengths)
     return count, seconds
 
 

@@ -11,7 +11,6 @@ from bench.catalogue import Run
 from bench.measure.journal import Measurement
 from bench.measure.plan import STEPS, TOKENS, Plan, Setup
 from bench.measure.records import Record
-from bench.measure.run import failed
 from bench.report.notes import full_notes
 from bench.report.tables import full_table, picture_name
 from bench.subcommands import Subcommand, all_in
@@ -42,10 +41,14 @@ class Study(Subcommand):
         the next one may depend. Raises UserError, StackError."""
         raise NotImplementedError
 
-    def later(self, setup: Setup, plan: Plan) -> list[tuple[Plan, int]]:
-        """Returns what follows a plan, for an estimate: plans as long as those to come, whose runs
-        may depend on its results, and how often there is one like each. Raises as `plans`."""
+    def later(self, setup: Setup, plan: Plan) -> list[Plan]:
+        """Returns plans as long as those that follow this one, to estimate their time: which runs
+        they will have may depend on its results. Raises as `plans`."""
         return []
+
+    def batches(self, setup: Setup) -> dict[str, int]:
+        """Returns the batch sizes in place of published ones with which its runs fit."""
+        return setup.batches
 
     def length(self, setup: Setup) -> dict:
         """Returns how long a run trains, by the options and the device, as fields of Plan."""
@@ -68,9 +71,9 @@ class Study(Subcommand):
         """Takes what a run has left in `folder` next to its record. Raises ValueError where it
         isn't there."""
 
-    def failed(self, measured: Measurement) -> bool:
+    def has_failed(self, measured: Measurement) -> bool:
         """Returns whether a run failed that should not: then measure.py exits with 1."""
-        return failed(measured)
+        return measured.has_failures
 
     def summary(self, record: Record, plan: Plan) -> str:
         """Returns what a run came to, for the line that is printed after it."""

@@ -14,6 +14,7 @@ from patches import stack
 
 DRIVER = ROOT / "bench" / "measure" / "gradients.py"
 IN_REPORT = "memory", "dropout", "head"  # the groups that a report on a GPU checks next to 01
+COMPARISONS = "compiled to uncompiled", "uncompiled to reference", "compiled to reference"
 OWN_TYPE = "precision"  # the group of the variants that have types of their own
 
 
@@ -43,15 +44,16 @@ class Gradients(Study):
         if setup.args.max_tokens and not setup.in_report:
             raise UserError("--max-tokens: a check of gradients has two steps", 2)
         runs = scripts_to_check(setup)
-        if names := setup.args.names:
-            runs = chosen(names, runs)
+        if setup.args.names:
+            runs = chosen(setup.args.names, runs)
         elif setup.in_report:
             runs = [run for run in runs if is_in_report(run, setup.machine["gpus"])]
         yield Plan(runs, full_length=True, cold_rounds=0)
 
     def driver(self, setup, run):
         words: list = [DRIVER]
-        if reference := reference_of(setup, run):
+        reference = reference_of(setup, run)
+        if reference:
             words += ["--reference", reference]
         if unchecked_dropout(run):
             words.append("--no-dropout")
@@ -60,39 +62,20 @@ class Gradients(Study):
     def summary(self, record, plan):
         return verdict_of(record).text
 
-    def failed(self, measured):
-        return super().failed(measured) or any(
-            verdict_of(result.record).wrong for result in measured.results if result.record
-        )
+    def has_failed(self, measured):
+        records = [result.record for result in measured.results if result.record]
+        return super().has_failed(measured) or any(verdict_of(record).wrong for record in records)
 
     def tables(self, measured, rows):
-        rows = [row for row in rows if row.record or row.error]
-        verdicts = {
-            row.run.name: verdict_of(row.record) if row.record else Verdict() for row in rows
-        }
-
-        def figure(row: Row, name: str) -> str:
-            return verdicts[row.run.name].cells.get(name, "")
-
-        def comparison(name: str) -> Column:
-            return Column(name, lambda row: figure(row, name))
-
-        def dropout(row: Row) -> str:
-            return unchecked_dropout(row.run) or figure(row, "dropout")
-
-        return [
-            Table(
-                [
-                    Column("script", lambda row: f"`{row.label}`", True),
-                    Column("verdict", lambda row: row.error or verdicts[row.run.name].text, True),
-                    comparison("compiled to uncompiled"),
-                    comparison("uncompiled to reference"),
-                    comparison("compiled to reference"),
-                    Column("dropout, to numeric derivatives", dropout, True),
-                ],
-                rows,
-            )
+        shown = [row for row in rows if row.record or row.error]
+        cells = Cells({row.run.name: verdict_of(row.record) for row in shown if row.record})
+        columns = [
+            Column("script", lambda row: f"`{row.label}`", True),
+            Column("verdict", cells.verdict, True),
+            *(cells.column(comparison) for comparison in COMPARISONS),
+            Column("dropout, to numeric derivatives", cells.dropout, True),
         ]
+        return [Table(columns, shown)]
 
     def notes(self, measured, rows):
         machine = measured.machine
@@ -106,41 +89,62 @@ class Gradients(Study):
         ]
 
 
+class Cells:
+    """The text of a row's cells, by the verdicts on the runs that have one."""
+
+    def __init__(self, verdicts: dict[str, Verdict]):
+        self.verdicts = verdicts
+
+    def verdict(self, row: Row) -> str:
+        return row.error or self.verdicts[row.run.name].text
+
+    def column(self, comparison: str) -> Column:
+        """Returns the column of how far a comparison's worst tensor is off."""
+        return Column(comparison, lambda row: self.figure(row, comparison))
+
+    def dropout(self, row: Row) -> str:
+        return (not row.error and unchecked_dropout(row.run)) or self.figure(row, "dropout")
+
+    def figure(self, row: Row, comparison: str) -> str:
+        verdict = self.verdicts.get(row.run.name)
+        return verdict.cells.get(comparison, "") if verdict else ""
+
+
 def scripts_to_check(setup: Setup) -> list[Run]:
     """Returns the three scripts and every variant with its options, in float32 where they have no
-    type of their own. Raises UserError, StackError."""
-    scripts, machine = setup.scripts, setup.machine
-    one = scripts.stage("01")
-    two = scripts.stage("02", machine["gpus"] or 2)
-    alone = scripts.stage("02", 1).replace(name="02-one-rank")
-    runs = [scripts.stage("00"), one, alone]
-    if machine["gpus"] != 1:
-        runs.append(two)
-    for base in (one, two):
-        names = [
-            patch.name
-            for patch in stack.load_variants()
-            if patch.base == base.name and "Group" in patch.fields
-        ]
-        # Without `base` at no dropout, which some variants are compared to.
-        runs += [
-            run
-            for run in scripts.variants(base, machine, names=",".join(names))
-            if run.script in names
-        ]
-    float32 = [
-        in_float32(run).replace(
-            published=None, compared_to=None, error=run.error or unchecked(run, "all")
-        )
-        for run in runs
-    ]
-    rounded = one.replace(
+    type of their own; 01 in bfloat16, too. Raises UserError, StackError."""
+    scripts, gpus = setup.scripts, setup.machine["gpus"]
+    one, two = scripts.stage("01"), scripts.stage("02", gpus or 2)
+    bfloat16 = one.replace(
         name="01-bfloat16",
         label="01 --dtype bfloat16",
         published=None,
         options=("--dtype", "bfloat16"),
     )
-    return [*float32[:2], rounded, *float32[2:]]
+    runs = [scripts.stage("02", 1).replace(name="02-one-rank")]
+    if gpus != 1:
+        runs.append(two)
+    runs += variants_of(one, setup)
+    runs += variants_of(two, setup)
+    return [as_checked(scripts.stage("00")), as_checked(one), bfloat16, *map(as_checked, runs)]
+
+
+def variants_of(base: Run, setup: Setup) -> list[Run]:
+    """Returns every variant of 01 or 02, without the runs that some are compared to."""
+    names = [
+        patch.name
+        for patch in stack.load_variants()
+        if patch.base == base.name and "Group" in patch.fields
+    ]
+    runs = setup.scripts.variants(base, setup.machine, names=",".join(names))
+    return [run for run in runs if run.script in names]
+
+
+def as_checked(run: Run) -> Run:
+    """Returns a run as its gradients are checked, with an error where none of them can be."""
+    return in_float32(run).replace(
+        published=None, compared_to=None, error=run.error or unchecked(run, "all")
+    )
 
 
 def in_float32(run: Run) -> Run:
@@ -157,11 +161,11 @@ def has_own_type(run: Run) -> bool:
 def chosen(names: str, runs: list[Run]) -> list[Run]:
     """Returns the runs of the scripts in "A,B". Raises UserError for another name."""
     wanted = names.split(",")
-    if unknown := set(wanted) - {str(run.script) for run in runs}:
+    scripts = list(dict.fromkeys(str(run.script) for run in runs))
+    unknown = set(wanted) - set(scripts)
+    if unknown:
         raise UserError(
-            f"--names: {min(unknown)!r} is no script; there are"
-            f" {', '.join(dict.fromkeys(str(run.script) for run in runs))}",
-            2,
+            f"--names: {min(unknown)!r} is no script; there are {', '.join(scripts)}", 2
         )
     return [run for run in runs if run.script in wanted]
 
@@ -171,14 +175,12 @@ def is_in_report(run: Run, gpus: int) -> bool:
     return run.script == "01" or gpus > 0 and str(run.script).startswith(IN_REPORT)
 
 
-def unchecked(run: Run, what: str) -> str | None:
-    """Returns why a variant's gradients can't be checked: "all" of them, or those with "dropout";
-    None where they can. Its header says so."""
-    for patch in stack.load_variants():
-        if patch.name == run.script:
-            scope, _, reason = patch.fields.get("Unchecked", "").partition(", ")
-            return f"not checkable, {reason}" if scope == what else None
-    return None
+def unchecked(run: Run, gradients: str) -> str | None:
+    """Returns why gradients of a variant can't be checked, by its header, "Unchecked: all, REASON":
+    "all" of them, or those with "dropout". Returns None where they can."""
+    headers = {patch.name: patch.fields.get("Unchecked", "") for patch in stack.load_variants()}
+    which, _, reason = headers.get(str(run.script), "").partition(", ")
+    return f"not checkable, {reason}" if which == gradients else None
 
 
 def unchecked_dropout(run: Run) -> str | None:

@@ -35,32 +35,18 @@ class Ladder(Study):
         yield Plan(runs, seed_noise=1, cold_rounds=EVERY_ROUND, **self.length(setup))
 
     def excerpts(self, measured, rows):
-        def speed(row: Row) -> str:
-            values = spread(row.speeds)
-            return fmt(row.tok_per_sec, ",.0f") + (f" ({values})" if values else "")
-
-        return {
-            "ladder": [
-                Table(
-                    [
-                        Column("#", lambda row: str(row.run.number)),
-                        Column("technique", lambda row: credited(row, row.technique), True),
-                        Column("tok/sec (range)", speed),
-                        Column("× before", factor_text),
-                        num_col("A100", "published_factor", ".2f"),
-                        num_col("× baseline", "factor_baseline", ".2f"),
-                        num_col("GB", "reserved_gb", ".2f"),
-                        num_col("val loss", "val_loss", ".3f"),
-                        Column(
-                            "significance",
-                            lambda row: row.error or bold(row.significance or "", row.significance),
-                            True,
-                        ),
-                    ],
-                    printed(rows),
-                )
-            ]
-        }
+        columns = [
+            Column("#", lambda row: str(row.run.number)),
+            Column("technique", lambda row: credited(row, row.technique), True),
+            Column("tok/sec (range)", speed_with_range),
+            Column("× before", factor_text),
+            num_col("A100", "published_factor", ".2f"),
+            num_col("× baseline", "factor_baseline", ".2f"),
+            num_col("GB", "reserved_gb", ".2f"),
+            num_col("val loss", "val_loss", ".3f"),
+            Column("significance", significance_text, True),
+        ]
+        return {"ladder": [Table(columns, printed(rows))]}
 
     def picture(self, measured, rows):
         """Returns None without a baseline. The title claims nothing that isn't significant."""
@@ -72,3 +58,13 @@ class Ladder(Study):
             since = f" than after technique {first}" if first else ""
             finding = f"{totals[-1]:.1f}× faster{since}"
         return waterfall.machine_picture(f"{finding}: {place_of(measured)}", rows)
+
+
+def speed_with_range(row: Row) -> str:
+    values = spread(row.speeds)
+    return fmt(row.tok_per_sec, ",.0f") + (f" ({values})" if values else "")
+
+
+def significance_text(row: Row) -> str:
+    """Returns whether a row is significantly faster than the one before, or why it isn't known."""
+    return row.error or bold(row.significance or "", row.significance)

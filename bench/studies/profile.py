@@ -2,6 +2,8 @@
 
 import json
 import re
+from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 
@@ -41,11 +43,33 @@ def operations_in(averages: list[dict], gpu: bool) -> list[dict]:
         for row in averages
         if row["device_type"] == device and not is_span(row, gpu)
     ]
-    return sorted(operations, key=lambda operation: -operation["seconds"])
+    return sorted(operations, key=itemgetter("seconds"), reverse=True)
 
 
 def is_span(row: dict, gpu: bool) -> bool:
     return row["name"] == "ProfilerStep*" or gpu and row["is_annotation"]
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """A steady step, as profile.json keeps it."""
+
+    seconds: float
+    gpu: bool
+    operations: list[dict]  # name, calls, seconds: the longest first
+
+    def by_kind(self) -> dict[str, float]:
+        """Returns the seconds of each kind of operation, and those in which nothing ran."""
+        split = dict.fromkeys([*KINDS, "idle"], 0.0)
+        for operation in self.operations:
+            split[kind_of(operation["name"])] += operation["seconds"]
+        split["idle"] = max(0.0, self.seconds - sum(split.values()))
+        return split
+
+
+def read_profile(folder: Path) -> StepProfile:
+    content = json.loads((folder / PROFILE).read_text())
+    return StepProfile(content["seconds"], content["gpu"], content["operations"])
 
 
 class Profile(Study):
@@ -79,7 +103,7 @@ class Profile(Study):
             raise ValueError("it left no profile")
         record = Path(str(averages).removesuffix(".averages.json") + ".jsonl")
         logs, gpu = read_record(record).logs, bool(setup.machine["gpus"])
-        if {log["step"] for log in logs} & {*range(1, STEPS - 1)}:
+        if any(1 <= log["step"] < STEPS - 1 for log in logs):
             raise ValueError(
                 f"the profile holds an evaluation, since an epoch has fewer than"
                 f" {STEPS} steps: take a longer text, or a smaller --batch-size"
@@ -87,48 +111,52 @@ class Profile(Study):
         operations = operations_in(json.loads(averages.read_text()), gpu)
         if not operations:
             raise ValueError("the profile holds no operation")
-        write_whole(setup.results / TRACE, record.with_suffix(".trace.json").read_bytes())
         seconds = [time for log in logs for time in log["seconds"]]
-        profile = dict(seconds=fmean(seconds[-TIMED:]), gpu=gpu, operations=operations)
-        write_whole(setup.results / PROFILE, json.dumps(profile, indent=1))
+        profile = StepProfile(fmean(seconds[-TIMED:]), gpu, operations)
+        write_whole(setup.results / TRACE, record.with_suffix(".trace.json").read_bytes())
+        write_whole(setup.results / PROFILE, json.dumps(asdict(profile), indent=1))
 
     def tables(self, measured, rows):
         """Returns the seconds of each kind of operation, and of the longest operations."""
         if rows[0].error:
             return []
-        profile = json.loads((measured.folder / PROFILE).read_text())
-        total, gpu, operations = (profile[name] for name in ("seconds", "gpu", "operations"))
-        split = dict.fromkeys([*KINDS, "idle"], 0.0)
-        for operation in operations:
-            split[kind_of(operation["name"])] += operation["seconds"]
-        split["idle"] = max(0.0, total - sum(split.values()))
-        times = [
-            Column("ms per step", lambda line: f"{1000 * line['seconds']:,.2f}"),
-            Column("share", lambda line: f"{line['seconds'] / total:.1%}"),
-        ]
-        idle = "no kernel ran" if gpu else "none of PyTorch's operations ran"
-        caption = (
-            f"{TIMED} steady steps, {1000 * total:,.1f} ms each while the profiler was"
-            f" recording (which takes time itself). Idle: {idle}. The trace, for"
-            f" ui.perfetto.dev: `{TRACE}`."
-        )
-        kinds = [dict(kind=kind, seconds=time) for kind, time in split.items() if time]
-        return [
-            Table([text_col("kind", "kind"), *times], kinds, caption),
-            Table(
-                [
-                    Column(
-                        "kernel" if gpu else "operation",
-                        lambda line: f"`{line['name'][:80]}`",
-                        True,
-                    ),
-                    Column("kind", lambda line: kind_of(line["name"]), True),
-                    num_col("calls per step", "calls", "g"),
-                    *times,
-                ],
-                operations[:TOP],
-            ),
-        ]
+        profile = read_profile(measured.folder)
+        return [kinds_table(profile), operations_table(profile)]
 
     def notes(self, measured, rows):
         return [rows[0].error] if rows[0].error else []
+
+
+def kinds_table(profile: StepProfile) -> Table:
+    """Returns how long a step spends on each kind of operation."""
+    idle = "no kernel ran" if profile.gpu else "none of PyTorch's operations ran"
+    kinds = [dict(kind=kind, seconds=time) for kind, time in profile.by_kind().items() if time]
+    caption = (
+        f"{TIMED} steady steps, {1000 * profile.seconds:,.1f} ms each while the profiler was"
+        f" recording (which takes time itself). Idle: {idle}. The trace, for"
+        f" ui.perfetto.dev: `{TRACE}`."
+    )
+    return Table([text_col("kind", "kind"), *time_columns(profile)], kinds, caption)
+
+
+def operations_table(profile: StepProfile) -> Table:
+    """Returns the operations that take longest."""
+    columns = [
+        Column("kernel" if profile.gpu else "operation", short_name, True),
+        Column("kind", lambda operation: kind_of(operation["name"]), True),
+        num_col("calls per step", "calls", "g"),
+        *time_columns(profile),
+    ]
+    return Table(columns, profile.operations[:TOP])
+
+
+def time_columns(profile: StepProfile) -> list[Column]:
+    """Returns the columns of the seconds of a table's lines."""
+    return [
+        Column("ms per step", lambda line: f"{1000 * line['seconds']:,.2f}"),
+        Column("share", lambda line: f"{line['seconds'] / profile.seconds:.1%}"),
+    ]
+
+
+def short_name(operation: dict) -> str:
+    return f"`{operation['name'][:80]}`"

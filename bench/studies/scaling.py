@@ -15,6 +15,10 @@ def numbers(text: str) -> list[int]:
     return sorted({positive(part) for part in text.split(",")})
 
 
+def speed_per_process(row: Row) -> str:
+    return fmt(ratio(row.tok_per_sec, row.run.processes), ",.0f")
+
+
 def efficiency_of(row: Row) -> float | None:
     """Returns the speed of each process as a share of that of 01: the mean over the rounds."""
     factor = row.factor if row.reference else 1.0
@@ -53,45 +57,33 @@ class Scaling(Study):
         cores = None if gpus else max(1, most // largest)  # of each process
         base = setup.scripts.stage("01").replace(published=None, facts=dict(cores=cores))
         ddp = setup.scripts.stage("02").replace(published=None, compared_to=base.name)
-        yield Plan(
-            [
-                base,
-                *(
-                    ddp.replace(
-                        name=f"{ddp.name}-{size}",
-                        label=f"02, {size} process{'es' if size > 1 else ''}",
-                        processes=size,
-                        facts=dict(cores=cores and cores * size),
-                        error=f"needs {size} {unit}" if size > most else None,
-                    )
-                    for size in sizes
-                ),
-            ],
-            **self.length(setup),
-        )
+        runs = [base]
+        for size in sizes:
+            run = ddp.replace(
+                name=f"{ddp.name}-{size}",
+                label=f"02, {size} process{'es' if size > 1 else ''}",
+                processes=size,
+                facts=dict(cores=cores and cores * size),
+                error=f"needs {size} {unit}" if size > most else None,
+            )
+            runs.append(run)
+        yield Plan(runs, **self.length(setup))
 
     def cores(self, run):
         return run.facts["cores"]
 
     def tables(self, measured, rows):
-        return [
-            Table(
-                [
-                    RUN,
-                    SPEED_OR_ERROR,
-                    RANGE,
-                    Column(
-                        "per process",
-                        lambda row: fmt(ratio(row.tok_per_sec, row.run.processes), ",.0f"),
-                    ),
-                    Column("efficiency", lambda row: fmt(efficiency_of(row), ".1%")),
-                    Column("95 %", interval_of),
-                    GB._replace(heading="GB per process"),
-                    LOSS,
-                ],
-                rows,
-            )
+        columns = [
+            RUN,
+            SPEED_OR_ERROR,
+            RANGE,
+            Column("per process", speed_per_process),
+            Column("efficiency", lambda row: fmt(efficiency_of(row), ".1%")),
+            Column("95 %", interval_of),
+            GB._replace(heading="GB per process"),
+            LOSS,
         ]
+        return [Table(columns, rows)]
 
     def notes(self, measured, rows):
         one, many = (published()[stage] for stage in ("01", "02"))

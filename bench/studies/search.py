@@ -97,7 +97,8 @@ def next_points(tried: list[Point], count: int) -> list[Point]:
     """Returns untried neighbours of the best settings that have some, up to `count` settings in
     all; of those `tried` the best are the first."""
     for point in tried:
-        if new := [other for other in point.around() if other not in tried]:
+        new = [other for other in point.around() if other not in tried]
+        if new:
             return new[: count - len(tried)]
     return []
 
@@ -134,7 +135,8 @@ def explore(
         new = [start._replace(stage=stage) for stage in part]
         while new:
             points += new
-            rows = rows_of((yield part_of(setup, points, divisor)))
+            measured = yield part_of(setup, points, divisor)
+            rows = rows_of(measured)
             new = [point for stage in part for point in next_points(ranked(rows, stage), count)]
         start = ranked(rows, "00")[0]
     return rows
@@ -149,7 +151,8 @@ def read_search(setup: Setup) -> tuple[list[Point], dict]:
     rows = rows_of(last) if last and not last.jobs_left() else []
     if not rows or rows[0].error:
         raise UserError("there is no whole search: python measure.py search, or search --resume")
-    if different := last.differs_from(setup):
+    different = last.differs_from(setup)
+    if different:
         raise UserError(
             f"{relative(path)} was measured {different}: search again, or use another --results-dir"
         )
@@ -176,7 +179,7 @@ class Search(Study):
         )
         parser.add_argument("--epoch", action="store_true", help=SUPPRESS)  # what it always is
 
-    def failed(self, measured):
+    def has_failed(self, measured):
         return False  # settings with which training fails are part of a search
 
     def stages(self, setup: Setup) -> tuple[str, ...]:
@@ -184,33 +187,37 @@ class Search(Study):
         names = filter(None, map(str.strip, (setup.args.names or "").split(",")))
         stages = tuple(dict.fromkeys(["00", "01", *names]))
         for stage in stages:
-            if error := setup.scripts.find(stage, setup.machine).error:
+            error = setup.scripts.find(stage, setup.machine).error
+            if error:
                 raise UserError(f"{stage}: {error}")
         return stages
 
     def plans(self, setup):
-        stages, (first, *others) = self.stages(setup), HALVING[setup.device].items()
-        rows = yield from explore(setup, stages, *first)
+        stages = self.stages(setup)
+        (divisor, count), *others = HALVING[setup.device].items()
+        rows = yield from explore(setup, stages, divisor, count)
         for divisor, count in others:
             best = [point for stage in stages for point in ranked(rows, stage)[:count]]
-            rows = rows_of((yield part_of(setup, best, divisor)))
+            measured = yield part_of(setup, best, divisor)
+            rows = rows_of(measured)
 
     def later(self, setup, plan):
-        """Returns (a plan of one run, how many settings are left to try so) for each script, in
-        this part and those after it."""
+        """Returns a plan of one run, at the default settings, for each that is left to try of a
+        script, in this part and those after it."""
         tried = Counter((plan.kind, run.facts["stage"]) for run in plan.runs)
         start, stages, plans = default_point(setup), self.stages(setup), []
         for divisor, count in HALVING[setup.device].items():
             for stage in stages:
                 like = part_of(setup, [start._replace(stage=stage)], divisor)
-                if like.tokens >= plan.tokens and count > tried[like.kind, stage]:
-                    plans.append((like, count - tried[like.kind, stage]))
+                if like.tokens >= plan.tokens:
+                    plans += [like] * (count - tried[like.kind, stage])
         return plans
 
     def tables(self, measured, rows):
         _, _, divisor = measured.kind.partition("-")
+        share = f"1/{divisor}" if divisor else "All"
         caption = (
-            f"{f'1/{divisor}' if divisor else 'All'} of an epoch. Loss in equal time: at the"
+            f"{share} of an epoch. Loss in equal time: at the"
             " moment when the script's fastest setting had finished; the settings best"
             " in this column go on."
         )

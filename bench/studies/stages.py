@@ -18,6 +18,7 @@ from bench.studies import Study
 from bench.subcommands import positive
 from gpt_speed.common import counted
 from gpt_speed.tables import Column, Table, fmt, num_col, text_col
+from patches.stack import Published
 
 EPOCHS_IN_REPORT = 1  # of each run on a GPU: a slow one has no more in some minutes
 NAMES = {"00": "00 original", "01": "01 optimized", "02": "02 DDP"}
@@ -46,8 +47,6 @@ class Stages(Study):
         )
 
     def plans(self, setup):
-        if setup.batches and in_float16(setup.machine, setup.options):
-            setup.batches = batches_that_fit(setup, composed=True)
         runs = [run_of(stage, setup) for stage in STAGES]
         runs[1:] = [run.replace(compared_to=before.name) for before, run in pairwise(runs)]
         tokens, epochs = setup.args.max_tokens, setup.args.epochs
@@ -56,6 +55,12 @@ class Stages(Study):
         if epochs and not tokens:
             runs = [run.replace(options=("--epochs", str(epochs))) for run in runs]
         yield Plan(runs, full_length=True, tokens=tokens)
+
+    def batches(self, setup):
+        """Returns other batch sizes where scripts are composed, which need less memory."""
+        if setup.batches and in_float16(setup.machine, setup.options):
+            return batches_that_fit(setup, composed=True)
+        return setup.batches
 
     def notes(self, measured, rows):
         epochs = epochs_of(measured.plan.runs[0])
@@ -93,15 +98,15 @@ def latest_runs(folder: Path) -> list[Measurement]:
 def records_in(folder: Path) -> tuple[list[Record], int]:
     """Returns the records of complete runs, in the journal or started by hand, and how many runs
     did not complete."""
-    results = [
-        result
-        for measured in read_journal(journal_of(folder, "stages"))
-        for result in measured.results
-    ]
-    records = [*loose_records(folder), *(result.record for result in results if result.record)]
+    records, without_record = loose_records(folder), 0
+    for measured in read_journal(journal_of(folder, "stages")):
+        for result in measured.results:
+            if result.record:
+                records.append(result.record)
+            else:
+                without_record += 1
     records = [record for record in records if record.stage in LABELS]
     complete = [record for record in records if record.outcome.complete]
-    without_record = sum(not result.record for result in results)
     return complete, without_record + len(records) - len(complete)
 
 
@@ -109,11 +114,16 @@ def latest_by_setting(records: list[Record]) -> list[Measurement]:
     """Groups records by device, model, context length and text, and returns the latest of each
     script in each group."""
     groups: dict[tuple, dict[str, Record]] = {}
-    for record in sorted(records, key=lambda one: (str(one.start.get("time", "")), one.name)):
+    for record in sorted(records, key=age_of):
         config = record.config
         group = record.device_name, config["model"], config["context_length"], record.text
         groups.setdefault(group, {})[record.stage[:2]] = record
-    return [measured_from(scripts) for _, scripts in sorted(groups.items())]
+    return [side_by_side(scripts) for _, scripts in sorted(groups.items())]
+
+
+def age_of(record: Record) -> tuple[str, str]:
+    """Returns what sorts records, the oldest first."""
+    return str(record.start.get("time", "")), record.name
 
 
 def tokens_of(record: Record) -> int:
@@ -122,52 +132,55 @@ def tokens_of(record: Record) -> int:
 
 def published_runs() -> Measurement:
     """Returns the published figures as a measurement. Raises UserError, StackError."""
-    source, figures, records = published_source(), published(), {}
-    for stage, script in STAGES.items():
-        theirs = figures[stage]
-        start = dict(
-            stage=Path(script).stem,
-            environment=dict(gpu=f"{source['gpu']} (published)"),
-            config=dict(
-                model=source["model"],
-                context_length=source["context_length"],
-                device="cuda",
-                world_size=theirs.gpus,
-            ),
-        )
-        end = dict(avg_tok_per_sec=theirs.tok_per_sec, reserved_gb=theirs.reserved_gb)
-        records[stage] = Record("published", start, [], end)
-    return measured_from(records)
+    source, figures = published_source(), published()
+    records = {stage: published_record(stage, source, figures[stage]) for stage in STAGES}
+    return side_by_side(records)
 
 
-def measured_from(records: dict[str, Record]) -> Measurement:
+def published_record(stage: str, source: dict, figures: Published) -> Record:
+    """Returns the published figures of a script as its record."""
+    start = dict(
+        stage=Path(STAGES[stage]).stem,
+        environment=dict(gpu=f"{source['gpu']} (published)"),
+        config=dict(
+            model=source["model"],
+            context_length=source["context_length"],
+            device="cuda",
+            world_size=figures.gpus,
+        ),
+    )
+    end = dict(avg_tok_per_sec=figures.tok_per_sec, reserved_gb=figures.reserved_gb)
+    return Record("published", start, [], end)
+
+
+def side_by_side(records: dict[str, Record]) -> Measurement:
     """Returns one record of each script as a measurement, in which each is compared to 00. Where
     they differ in length, and losses can't be compared, their labels have the tokens."""
     tokens = [tokens_of(record) for record in records.values()]
     differ = max(tokens) > 1.5 * min(tokens)
     runs, results = [], []
     for stage, record in sorted(records.items()):
-        runs.append(
-            Run(
-                stage,
-                label_of(stage, record, with_tokens=differ),
-                processes=record.config["world_size"],
-                compared_to="00" if stage != "00" and "00" in records else None,
-            )
+        run = Run(
+            stage,
+            label_of(stage, record, with_tokens=differ),
+            processes=record.config["world_size"],
+            compared_to="00" if stage != "00" and "00" in records else None,
         )
-        results.append(Result(stage, 1, SEED, None, 0, COMPLETE, record))
-    return Measurement(
-        id="",
-        study="stages",
-        kind="",
-        time="",
-        machine={},
-        matmul_peak={},
-        data=None,
-        sources={},
-        options=[],
-        plan=Plan(runs),
-        results=results,
+        runs.append(run)
+        results.append(result_of(run, record))
+    return Measurement(Plan(runs), results, study="stages")
+
+
+def result_of(run: Run, record: Record) -> Result:
+    """Returns a complete record as the result of a run's one round."""
+    return Result(
+        name=run.name,
+        round=1,
+        seed=SEED,
+        source_sha256=None,
+        seconds=0,
+        outcome=COMPLETE,
+        record=record,
     )
 
 
@@ -193,21 +206,14 @@ def setting_of(row: Row) -> str:
 def scripts_table(groups: list[Measurement]) -> Table:
     """Returns a row for each script of each group; without any, those of the published figures."""
 
-    def quartiles(row: Row) -> str:
-        first, _, third = row.training.quartiles or (None, None, None)
-        return spread([first, third]) if first is not None else ""
-
     return Table(
         [
             text_col("device", "record.device_name"),
             Column("model / context", setting_of, True),
             text_col("script", "label"),
             num_col("tok/sec", "tok_per_sec", ",.0f"),
-            Column(
-                "speedup over 00",
-                lambda row: fmt(1.0 if row.run.name == "00" else row.factor, ".2f"),
-            ),
-            Column("p25–p75", quartiles),
+            Column("speedup over 00", speedup_text),
+            Column("p25–p75", quartiles_text),
             num_col("reserved GB", "reserved_gb", ".2f"),
             num_col("MFU", "mfu", ".1%"),
             num_col("val loss", "val_loss", ".3f"),
@@ -215,6 +221,17 @@ def scripts_table(groups: list[Measurement]) -> Table:
         [row for measured in groups or [published_runs()] for row in rows_of(measured)],
         missing="n/a",
     )
+
+
+def speedup_text(row: Row) -> str:
+    return "1.00" if row.run.name == "00" else fmt(row.factor, ".2f")
+
+
+def quartiles_text(row: Row) -> str:
+    if not row.training.quartiles:
+        return ""
+    first, _, third = row.training.quartiles
+    return spread([first, third])
 
 
 def draw_scripts(groups: list[Measurement]):

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Generator
+from dataclasses import dataclass
 from textwrap import fill
 
 from bench.analysis.rows import Row, rows_of, subtract
@@ -62,8 +63,8 @@ class TimeToLoss(Study):
             if args.names:
                 raise UserError("--epoch measures what a search found: leave --names out", 2)
             points, length = search.read_search(setup)
-            base, *others = [point.run(setup) for point in points]
-            runs = [base, *(run.replace(compared_to=base.name) for run in others)]
+            runs = [point.run(setup) for point in points]
+            runs[1:] = [run.replace(compared_to=runs[0].name) for run in runs[1:]]
             kind, log_tokens = "epoch", search.LOG_TOKENS[setup.device]
         else:
             runs = self.runs(setup)
@@ -78,7 +79,8 @@ class TimeToLoss(Study):
         plan = search.plan_of(
             [base], "target", tokens=tokens, log_tokens=log_tokens, rounds=2, **search.TUNING
         )
-        (row,) = rows_of((yield plan))
+        measured = yield plan
+        (row,) = rows_of(measured)
         if not row.record or row.lowest_val_loss is None:
             raise UserError(f"there is no target, since 00's default run failed: {row.error}")
         return dict(
@@ -89,17 +91,9 @@ class TimeToLoss(Study):
     def later(self, setup, plan):
         if plan.kind != "target":
             return []
-        tokens = setup.args.max_tokens or (
-            EPOCHS * tokens_per_epoch(setup.data) if setup.machine["gpus"] else DEMO_TOKENS
-        )
-        return [
-            (
-                search.plan_of(
-                    self.runs(setup), "", log_tokens=LOG_TOKENS[setup.device], tokens=LIMIT * tokens
-                ),
-                1,
-            )
-        ]
+        tokens = setup.args.max_tokens or tokens_of_default_run(setup)
+        log_tokens = LOG_TOKENS[setup.device]
+        return [search.plan_of(self.runs(setup), "", log_tokens=log_tokens, tokens=LIMIT * tokens)]
 
     def tables(self, measured, rows):
         """Returns how long each run took to each target; without, the losses that set one."""
@@ -134,7 +128,7 @@ class TimeToLoss(Study):
         tuned for, compilation hatched: 00 on top, then the slowest first."""
         if not measured.plan.targets:
             return None
-        target = [*measured.plan.targets.values()][-1]
+        target = list(measured.plan.targets.values())[-1]
         rows = in_order(rows, target)
         figure, [(subfigure, speed, time)] = rows_of_panels(
             [title_of(rows, target) + place_of(measured)], [2 + 0.5 * len(rows)], [2, 3]
@@ -149,13 +143,20 @@ class TimeToLoss(Study):
         return figure
 
 
+def tokens_of_default_run(setup: Setup) -> int:
+    """Returns how many tokens 00 trains on where no option says it, about."""
+    return EPOCHS * tokens_per_epoch(setup.data) if setup.machine["gpus"] else DEMO_TOKENS
+
+
 def in_order(rows: list[Row], target: float) -> list[Row]:
     """Returns 00 first, then the slowest to the target before the faster ones."""
+    slowest_first = sorted(rows, key=lambda row: seconds_or_never(row, target), reverse=True)
+    return sorted(slowest_first, key=lambda row: row.run.stage != "00")
 
-    def key(row: Row) -> tuple[bool, float]:
-        return row.run.stage != "00", -(row.seconds_to(target, True) or math.inf)
 
-    return sorted(rows, key=key)
+def seconds_or_never(row: Row, target: float) -> float:
+    """Returns the seconds to the target; infinity where the row hasn't reached it."""
+    return row.seconds_to(target, True) or math.inf
 
 
 def colour_key(row: Row) -> str:
@@ -204,12 +205,12 @@ def reached_times(row: Row, target: float) -> list[float]:
 def title_of(rows: list[Row], target: float) -> str:
     """Returns the finding, where it is significant, and what a picture shows."""
     title = f"Speed, and seconds to a validation loss of {target:.2f}: "
-    best = min(rows, key=lambda row: row.seconds_to(target, True) or math.inf)
-    if best.speedup(target, True).significance != "faster":
+    best = min(rows, key=lambda row: seconds_or_never(row, target))
+    speedup = best.speedup(target, True)
+    if speedup.significance != "faster":
         return title
     one, other = (re.split(" --|, ", row.label)[0] for row in (best, best.reference))
-    factor = best.speedup(target, True).factor
-    return f"{one}: {factor:.1f} times as fast as {other}\n{title}"
+    return f"{one}: {speedup.factor:.1f} times as fast as {other}\n{title}"
 
 
 def time_text(row: Row, target: float) -> str:
@@ -220,40 +221,73 @@ def time_text(row: Row, target: float) -> str:
     return f"{seconds:,.1f} s" + (f", {factor}×" if factor else "")
 
 
+@dataclass(frozen=True)
+class Cells:
+    """The text of a row's cells in the table of one target."""
+
+    target: float
+
+    def seconds(self, row: Row) -> str:
+        return row.error or fmt(row.seconds_to(self.target, True), ",.1f") or "not reached"
+
+    def range(self, row: Row) -> str:
+        """Returns the range of the seconds, up to "not reached" where a run missed the target."""
+        times = [seconds for _, seconds in row.times_to(self.target, True)]
+        if not times or min(times) == math.inf:
+            return ""
+        return spread(times, ",.1f").replace("inf", "not reached")
+
+    def first_step(self, row: Row) -> str:
+        """Returns the seconds that the first step takes beyond a median one."""
+        extra = subtract(row.seconds_to(self.target, True), row.seconds_to(self.target))
+        # It may be shorter than a median step.
+        return "" if extra is None else f"{max(0.0, extra):.1f}"
+
+    def again(self, row: Row) -> str:
+        """Returns the seconds of a second start, which finds the compiler's cache."""
+        seconds = row.seconds_to(self.target)
+        if seconds is None or row.warm_excess is None:
+            return ""
+        return f"{seconds + max(0.0, row.warm_excess):,.1f}"
+
+    def factor(self, row: Row) -> str:
+        """Returns the speedup with compilation, as who waits for it counts."""
+        return self.tested_speedup(row, with_first_step=True)
+
+    def factor_without_compiling(self, row: Row) -> str:
+        return self.tested_speedup(row, with_first_step=False)
+
+    def tested_speedup(self, row: Row, with_first_step: bool) -> str:
+        """Returns a speedup, bold where it is significant."""
+        text = speedup_of(row, self.target, with_first_step)
+        return bold(text, row.speedup(self.target, with_first_step).significance)
+
+    def interval(self, row: Row) -> str:
+        return spread(row.speedup(self.target, True).interval, ".2f")
+
+    def tokens(self, row: Row) -> str:
+        return fmt(row.tokens_to(self.target), ",.0f")
+
+
 def time_columns(target: float, rows: list[Row]) -> list[Column]:
-    """Returns columns whose main factor counts compilation, as who waits for it does."""
-
-    def seconds(row: Row) -> str:
-        return row.error or fmt(row.seconds_to(target, True), ",.1f") or "not reached"
-
-    def spread_of(row: Row) -> str:
-        times = [seconds for _, seconds in row.times_to(target, True)] or [math.inf]
-        return spread(times, ",.1f").replace("inf", "not reached") if min(times) < math.inf else ""
-
-    def first_step(row: Row) -> str:
-        extra = subtract(row.seconds_to(target, True), row.seconds_to(target))
-        return fmt(extra and max(0.0, extra), ".1f")  # it may be shorter than a median step
-
-    def again(row: Row) -> str:
-        seconds, excess = row.seconds_to(target), row.warm_excess
-        return "" if seconds is None or excess is None else f"{seconds + max(0.0, excess):,.1f}"
-
-    def factor(row: Row, with_first_step: bool = True) -> str:
-        significance = row.speedup(target, with_first_step).significance
-        return bold(speedup_of(row, target, with_first_step), significance)
-
-    return [
+    """Returns the columns of one target's table. *again* is only there after warm rounds."""
+    cells = Cells(target)
+    columns = [
         RUN,
         SPEED,
         num_col("× tok/sec", "factor", ".2f"),
-        Column("tokens", lambda row: fmt(row.tokens_to(target), ",.0f")),
-        Column("seconds", seconds),
-        Column("range", spread_of),
-        Column("× to the loss", factor),
-        Column("95 %", lambda row: spread(row.speedup(target, True).interval, ".2f")),
-        Column("first step, extra s", first_step),
-        *([Column("again, s", again)] if any(row.warm_excess is not None for row in rows) else []),
-        Column("× not counting compiling", lambda row: factor(row, with_first_step=False)),
+        Column("tokens", cells.tokens),
+        Column("seconds", cells.seconds),
+        Column("range", cells.range),
+        Column("× to the loss", cells.factor),
+        Column("95 %", cells.interval),
+        Column("first step, extra s", cells.first_step),
+    ]
+    if any(row.warm_excess is not None for row in rows):
+        columns.append(Column("again, s", cells.again))
+    return [
+        *columns,
+        Column("× not counting compiling", cells.factor_without_compiling),
         text_col("compared to", "reference.label"),
     ]
 
