@@ -25,7 +25,7 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import pairwise, permutations
 from pathlib import Path
@@ -275,6 +275,12 @@ def make_patch(file: str, header: bytes, base: str, before: bytes, after: bytes)
     return data
 
 
+@cache
+def parse_patch(file: str, data: bytes, *bases: str) -> Patch:
+    """Returns a patch, which isn't to be changed: the tools read all of them again and again."""
+    return Patch(file, data, *bases)
+
+
 def load(root: Path = ROOT) -> list[Patch]:
     """Reads the series in its order, then ddp.patch. Raises StackError."""
     series = read(root / "patches/series").decode(errors="replace").splitlines()
@@ -283,7 +289,7 @@ def load(root: Path = ROOT) -> list[Patch]:
             raise StackError(f"patches/series, line {number}: expected {number:02}-NAME.patch")
     files, bases = [*series, "ddp.patch"], [FIRST, *series[:-1], LAST]
     return [
-        Patch(f"patches/{file}", read(root / "patches" / file), Path(base).stem)
+        parse_patch(f"patches/{file}", read(root / "patches" / file), Path(base).stem)
         for file, base in zip(files, bases, strict=False)
     ]
 
@@ -292,7 +298,7 @@ def load_variants(root: Path = ROOT) -> list[Patch]:
     """Reads the variants, sorted by name. Raises StackError."""
     bases = Path(LAST).stem, Path(DDP).stem
     return [
-        Patch(path.relative_to(root).as_posix(), read(path), *bases)
+        parse_patch(path.relative_to(root).as_posix(), read(path), *bases)
         for path in sorted(root.glob("patches/variants/*.patch"))
     ]
 
