@@ -253,11 +253,13 @@ def test_what_refuses_dropout_is_right_without(variant, check):
     ids=lambda value: value.name if isinstance(value, stack.Patch) else " ".join(value) or None,
 )
 def test_what_touches_gradients_is_right(variant, check, patch, options, needs):
+    """Of one layer where a variant's change is within a layer, or behind all of them."""
     if patch.name != "precision-fp16":  # a few products it can do without a GPU
         skip_without(needs)
     dtype = [] if patch.fields["Group"] == "precision" else FLOAT32
     changes = patch.fields["Loss"].startswith("changes")
     numeric = patch.fields["Group"] != "precision" and "Unchecked" not in patch.fields
+    layers = 1 if patch.fields["Group"] in ("attention", "head", "precision") else 2
     if changes and not numeric:
         pytest.skip("only the compiled script has something to be compared to")
     verdict = check(
@@ -265,6 +267,7 @@ def test_what_touches_gradients_is_right(variant, check, patch, options, needs):
         *dtype,
         *options,
         "--no-compile",
+        layers=layers,
         reference=None if changes else FAST,
         dropout=numeric,
     )
