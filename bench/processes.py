@@ -36,11 +36,7 @@ def ask(
     words = shlex.join(map(relative, command))
     try:
         code, out, err = children.run_child(
-            [sys.executable, *command],
-            cwd=ROOT,
-            timeout=seconds,
-            cores=None,
-            **(environment or {}),
+            [sys.executable, *command], cwd=ROOT, timeout=seconds, environment=environment
         )
     except subprocess.TimeoutExpired:
         raise UserError(f"{words} gave no answer within {seconds:g} s")

@@ -26,6 +26,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import signal
 import stat
 import sys
@@ -39,8 +40,9 @@ from contextlib import contextmanager
 from functools import partial
 from http.client import HTTPException
 from io import IncrementalNewlineDecoder
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 from urllib.error import HTTPError, URLError
 
 import numpy as np
@@ -61,6 +63,7 @@ TOKENIZER_SHA256 = {
 }
 
 END, END_ID = "<|endoftext|>", 50_256  # GPT-2's last id
+BYTES = "bytes"  # the tokenizer without GPT-2's files
 
 # How files of a kind begin.
 GZIP, XZ, PARQUET = b"\x1f\x8b", b"\xfd7zXZ\0", b"PAR1"
@@ -75,6 +78,7 @@ NO_TEXT = {
     codecs.BOM_UTF16_LE: "is UTF-16: save it as UTF-8",
     codecs.BOM_UTF16_BE: "is UTF-16: save it as UTF-8",
 }
+PARQUET_STRINGS = re.compile(r"(dictionary<values=)?(large_)?string(_view)?\b")
 MARKED_UP = {".csv", ".tsv", ".html", ".htm", ".xml"}
 
 # Objects, or an array of objects or strings, which is refused: it isn't JSON lines.
@@ -92,6 +96,20 @@ Ids = Iterable[np.ndarray]  # of tokens, in blocks
 
 class UserError(Exception):
     """An error that the user can fix, printed as one line."""
+
+
+class Source(NamedTuple):
+    path: str
+    kind: str  # "tokens", "parquet", "json" or "text"
+
+
+class Corpus(NamedTuple):
+    name: str
+    sources: list[Source]  # none where it is the source text of Python's own modules
+
+    @property
+    def has_tokens(self) -> bool:
+        return any(source.kind == "tokens" for source in self.sources)
 
 
 @contextmanager
@@ -288,21 +306,27 @@ def read_json(path: str, progress: "Progress") -> Iterator[str]:
     number, rest = 0, b""
     for block in chain(unpacked(path, progress), [b"\n"]):  # the last line may lack its end
         *lines, rest = (rest + block).split(b"\n")
-        texts = []
-        for line in lines:
-            number += 1
-            try:
-                document = json.loads(line) if line.strip() else dict(text="")
-            except (ValueError, RecursionError):
-                document = None
-            if not isinstance(document, dict):
-                raise UserError(f"{path} is not JSON lines: one object a line (see line {number})")
-            text = document.get("text", False)
-            if not isinstance(text, str | None):
-                raise UserError(f"{path}, line {number} has no text in 'text': {line[:80]!r}")
-            texts.append(text)
+        documents = [document_in(line, path, number + i) for i, line in enumerate(lines, 1)]
+        number += len(lines)
         # JSON may hold half a character, which becomes U+FFFD, as in tiktoken.
-        yield re.sub("[\ud800-\udfff]", "\ufffd", progress.joined(texts))
+        yield re.sub("[\ud800-\udfff]", "\ufffd", progress.joined(documents))
+
+
+def document_in(line: bytes, path: str, number: int) -> str | None:
+    """Returns the text of a line of JSON lines, None for a document without one. Raises
+    UserError."""
+    if not line.strip():
+        return ""
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise UserError(f"{path} is not JSON lines: one object a line (see line {number})")
+    text = document.get("text", False)
+    if not isinstance(text, str | None):
+        raise UserError(f"{path}, line {number} has no text in 'text': {line[:80]!r}")
+    return text
 
 
 def read_parquet(path: str, progress: "Progress") -> Iterator[str]:
@@ -312,7 +336,7 @@ def read_parquet(path: str, progress: "Progress") -> Iterator[str]:
     try:
         with parquet.ParquetFile(path, buffer_size=BLOCK, pre_buffer=False) as file:
             columns = {field.name: str(field.type) for field in file.schema_arrow}
-            if not STRINGS.match(columns.get("text", "")):
+            if not PARQUET_STRINGS.match(columns.get("text", "")):
                 has = ", ".join(map(" ".join, columns.items()))
                 raise UserError(f"{path} has no column 'text' of strings, but: {has}")
             for batch in file.iter_batches(64, columns=["text"]):  # a document may be a book
@@ -322,27 +346,36 @@ def read_parquet(path: str, progress: "Progress") -> Iterator[str]:
         raise UserError(f"{path} is damaged: {str(error).splitlines()[0]}")
 
 
-STRINGS = re.compile(r"(dictionary<values=)?(large_)?string(_view)?\b")  # Parquet's types
 READ = dict(text=read_text, json=read_json, parquet=read_parquet)
 
 
-def read_files(sources: list[tuple[str, str]], progress: "Progress") -> Iterator[str]:
-    """Yields the text of all files (path, kind) in blocks, with a line break between two texts and
-    <|endoftext|> between documents. Raises UserError, OSError."""
-    between, before = "", None
-    for path, kind in sources:
-        empty = True
-        if before:
-            between = "\n" if before == kind == "text" else END
-        for block in READ[kind](path, progress):
-            block = block.replace("\ufeff", "")
-            if block:
-                empty = empty and block.isspace()
-                yield between + block
-                between = "" if kind == "text" else END
-        if empty:
-            raise UserError(f"{path} is empty")
-        before = kind
+def read_files(sources: list[Source], progress: "Progress") -> Iterator[str]:
+    """Yields the text of all files in blocks, with a line break between two texts and <|endoftext|>
+    between documents. Raises UserError, OSError."""
+    for previous, source in pairwise([None, *sources]):
+        yield from read_file(source, separator(previous, source), progress)
+
+
+def separator(previous: Source | None, source: Source) -> str:
+    """Returns what is between the text of two files."""
+    if previous is None:
+        return ""
+    are_texts = previous.kind == source.kind == "text"
+    return "\n" if are_texts else END
+
+
+def read_file(source: Source, before: str, progress: "Progress") -> Iterator[str]:
+    """Yields the text of a file in blocks, the first of them after `before`, and <|endoftext|>
+    between blocks of documents. Raises UserError, OSError."""
+    is_empty = True
+    for block in READ[source.kind](source.path, progress):
+        text = block.replace("\ufeff", "")
+        if text:
+            is_empty = is_empty and text.isspace()
+            yield before + text
+            before = "" if source.kind == "text" else END
+    if is_empty:
+        raise UserError(f"{source.path} is empty")
 
 
 def read_tokens(path: str, progress: "Progress") -> Iterator[np.ndarray]:
@@ -387,14 +420,21 @@ def check_nano_gpt(path: str, head: bytes, size: int) -> None:
 
 
 def last_cut(text: str) -> int:
-    """Returns the last place to cut at, or -1: <|endoftext|>, or a line break before anything else
-    that isn't white space."""
-    end, place = text.rfind(END), len(text) - 1
-    while (place := text.rfind("\n", 0, place)) > end:
-        after = text[place + 1 : place + 1 + len(END)]
-        if not (after[0].isspace() or END.startswith(after)):  # <|endoftext|> may be cut off
-            return place
-    return end
+    """Returns the last place to cut at, or -1: <|endoftext|>, or a line break at which GPT-2's
+    tokenizer starts anew."""
+    last_end, line_break = text.rfind(END), text.rfind("\n", 0, -1)
+    while line_break > last_end:
+        following = text[line_break + 1 : line_break + 1 + len(END)]
+        if is_new_start(following):
+            return line_break
+        line_break = text.rfind("\n", 0, line_break)
+    return last_end
+
+
+def is_new_start(following: str) -> bool:
+    """Returns whether GPT-2's tokenizer starts anew at a line break before these characters: before
+    anything but white space and <|endoftext|>, of which a block may end with a part."""
+    return not (following[0].isspace() or END.startswith(following))
 
 
 def pieces(blocks: Iterable[str]) -> Iterator[str]:
@@ -468,23 +508,41 @@ def standard_library(characters: int) -> str:
 
 def gpt2_tokenizer(cache: Path, web: Web) -> tiktoken.Encoding | None:
     """Returns GPT-2's tokenizer, with its files in `cache`; None if they can't be fetched."""
-    places = [cache, Path(os.environ.get("TIKTOKEN_CACHE_DIR") or cache)]
     for name, digest in TOKENIZER_SHA256.items():
-
-        def is_right(data: bytes, digest=digest) -> bool:
-            return hashlib.sha256(data).hexdigest() == digest
-
+        url, is_right = TOKENIZER_URL + name, partial(has_sha256, digest)
         # tiktoken looks for a file by the SHA-1 of its URL, and fetches without a time-out.
-        file = hashlib.sha1((TOKENIZER_URL + name).encode()).hexdigest()
-        cached = [place / file for place in places if (place / file).is_file()]
-        data = next(filter(is_right, (path.read_bytes() for path in cached)), None)
-        data = data or web.fetch(TOKENIZER_URL + name, is_right)
+        file = hashlib.sha1(url.encode()).hexdigest()
+        data = cached(file, cache, is_right) or web.fetch(url, is_right)
         if data is None:
             return None
         cache.mkdir(parents=True, exist_ok=True)
         write_whole(cache / file, data)
     os.environ["TIKTOKEN_CACHE_DIR"] = str(cache)
     return tiktoken.get_encoding("gpt2")
+
+
+def has_sha256(digest: str, data: bytes) -> bool:
+    return hashlib.sha256(data).hexdigest() == digest
+
+
+def cached(file: str, cache: Path, is_right: Callable[[bytes], bool]) -> bytes | None:
+    """Returns the content of a file in `cache` or in the user's cache, None if none is right."""
+    for folder in (cache, Path(os.environ.get("TIKTOKEN_CACHE_DIR") or cache)):
+        path = folder / file
+        if path.is_file() and is_right(data := path.read_bytes()):
+            return data
+    return None
+
+
+def tokenizer_for(corpus: Corpus, cache: Path, web: Web) -> tiktoken.Encoding:
+    """Returns GPT-2's tokenizer, or that of bytes where it can't be fetched. Raises UserError for
+    tokens, which need their own."""
+    tokenizer = gpt2_tokenizer(cache, web)
+    if tokenizer:
+        return tokenizer
+    if corpus.has_tokens:
+        raise UserError(f"{web.failure}: tokens need GPT-2's tokenizer beside them")
+    return bytes_tokenizer()
 
 
 def vocabulary_of(tokenizer: tiktoken.Encoding) -> dict:
@@ -500,68 +558,70 @@ def vocabulary_of(tokenizer: tiktoken.Encoding) -> dict:
 def bytes_tokenizer() -> tiktoken.Encoding:
     """Returns a tokenizer whose tokens are bytes."""
     ranks = {bytes([i]): i for i in range(256)}
-    return tiktoken.Encoding("bytes", pat_str="(?s:.)", mergeable_ranks=ranks, special_tokens={})
+    return tiktoken.Encoding(BYTES, pat_str="(?s:.)", mergeable_ranks=ranks, special_tokens={})
 
 
 def prepare(files: list[str], out: Path) -> None:
     """Writes train.bin, val.bin, vocabulary.json and meta.json. Raises UserError, OSError."""
-    sources = sources_of(files)
-    corpus = shortened([Path(path).name for path, _ in sources])
+    sources, web = sources_of(files), Web()
     out.mkdir(parents=True, exist_ok=True)
-    web, instead = Web(), []
-    if not files:
-        path = book(out, web)
-        if path:
-            sources, corpus = [(str(path), "text")], BOOK_TITLE
-        else:
-            corpus = f"standard library of Python {sys.version.split()[0]}"
-            instead.append(f"the text is the {corpus}")
-    tokenizer = gpt2_tokenizer(out / "tiktoken", web)
-    if not tokenizer:
-        if has_tokens(sources):
-            raise UserError(f"{web.failure}: tokens need GPT-2's tokenizer beside them")
-        tokenizer = bytes_tokenizer()
-        instead.append("the tokens are bytes")
-    if instead:
-        print(f"{web.failure}: {', '.join(instead)}", flush=True)
-    progress = Progress(sum(os.stat(path).st_size for path, _ in sources))
-    counts = write_folder(out, corpus, tokenizer, *parts_of(sources, tokenizer, progress))
-    skipped = f"; {progress.nulls:,} documents without text skipped" if progress.nulls else ""
+    corpus = corpus_of(sources) if files else default_corpus(out, web)
+    tokenizer = tokenizer_for(corpus, out / "tiktoken", web)
+    replaced = replacements(corpus, tokenizer)
+    if replaced:
+        print(f"{web.failure}: {', '.join(replaced)}", flush=True)
+    progress = Progress(sum(os.stat(source.path).st_size for source in corpus.sources))
+    train, val = parts_of(corpus, tokenizer, progress)
+    counts = write_folder(out, corpus.name, tokenizer, train, val)
     written = ", ".join(f"{count:,} {part}" for part, count in counts.items())
-    print(f"{corpus}: {written} tokens ({tokenizer.name}) in {out}{skipped}")
+    skipped = f"; {progress.nulls:,} documents without text skipped" if progress.nulls else ""
+    print(f"{corpus.name}: {written} tokens ({tokenizer.name}) in {out}{skipped}")
 
 
-def sources_of(files: list[str]) -> list[tuple[str, str]]:
-    """Returns the files to read, each with its kind, and prints which comes twice. Raises UserError
-    for tokens beside text."""
-    sources = [(path, kind_of(path)) for path in files_of(files)]
-    name_doubles([path for path, _ in sources])
-    tokens = [path for path, kind in sources if kind == "tokens"]
+def sources_of(files: list[str]) -> list[Source]:
+    """Returns the files to read, and prints which comes twice. Raises UserError for tokens beside
+    text."""
+    sources = [Source(path, kind_of(path)) for path in files_of(files)]
+    name_doubles([source.path for source in sources])
+    tokens = [source.path for source in sources if source.kind == "tokens"]
     if 0 < len(tokens) < len(sources):
         raise UserError(f"{tokens[0]} has tokens, another file has text: one kind at a time")
     return sources
 
 
-def shortened(names: list[str]) -> str:
-    """Returns "a, b, c and 2 more"."""
+def corpus_of(sources: list[Source]) -> Corpus:
+    """Returns the files as a corpus, which is called "a, b, c and 2 more"."""
+    names = [Path(source.path).name for source in sources]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
+    return Corpus(", ".join(names[:3]) + more, sources)
 
 
-def has_tokens(sources: list[tuple[str, str]]) -> bool:
-    return any(kind == "tokens" for _, kind in sources)
+def default_corpus(out: Path, web: Web) -> Corpus:
+    """Returns the book, or Python's own modules where it can't be fetched."""
+    path = book(out, web)
+    if path:
+        return Corpus(BOOK_TITLE, [Source(str(path), "text")])
+    return Corpus(f"standard library of Python {sys.version.split()[0]}", [])
 
 
-def parts_of(
-    sources: list[tuple[str, str]], tokenizer: tiktoken.Encoding, progress: Progress
-) -> tuple[Ids, Ids]:
-    """Returns the ids to train on and to validate on; of the latter none where the former are still
-    to be split. Without sources they are those of Python's own modules. Raises UserError."""
-    if has_tokens(sources):
-        train, val = split_by_name([path for path, _ in sources])
+def replacements(corpus: Corpus, tokenizer: tiktoken.Encoding) -> list[str]:
+    """Returns what takes the place of the book and of GPT-2's tokenizer, in words."""
+    replaced = []
+    if not corpus.sources:
+        replaced.append(f"the text is the {corpus.name}")
+    if tokenizer.name == BYTES:
+        replaced.append("the tokens are bytes")
+    return replaced
+
+
+def parts_of(corpus: Corpus, tokenizer: tiktoken.Encoding, progress: Progress) -> tuple[Ids, Ids]:
+    """Returns the ids to train on and those to validate on; none of these where the former are
+    still to be split. Raises UserError."""
+    if corpus.has_tokens:
+        train, val = split_by_name([source.path for source in corpus.sources])
         return ids_in(train, progress), ids_in(val, progress)
-    if sources:
-        return encode(tokenizer, pieces(read_files(sources, progress))), ()
+    if corpus.sources:
+        return encode(tokenizer, pieces(read_files(corpus.sources, progress))), ()
     # GPT-2's tokens of source text are 2 to 4 characters long.
     (ids,) = encode(tokenizer, [standard_library(4 * BOOK_TOKENS)])
     return [ids[:BOOK_TOKENS]], ()
@@ -603,17 +663,27 @@ def write_parts(ids: Ids, val_ids: Ids, train_path: Path, val_path: Path) -> dic
     """Writes the ids, split in two unless there are `val_ids`, and never holds them all; returns
     how many each part has. Raises UserError for too few."""
     with open(train_path, "wb+") as train, open(val_path, "wb") as val:
-        train.writelines(block.astype("<u2") for block in ids)
-        val.writelines(block.astype("<u2") for block in val_ids)
-        own, count = val.tell() // 2, train.tell() // 2
-        if own + count < 2 / (1 - TRAIN_SHARE):
-            raise UserError(f"the text is too short: {own + count} tokens")
-        split = count if own else int(TRAIN_SHARE * count)
-        train.seek(2 * split)
-        while block := train.read(BLOCK):
-            val.write(block)
-        train.truncate(2 * split)
-    return dict(train=split, val=own or count - split)
+        train_count, val_count = write_ids(train, ids), write_ids(val, val_ids)
+        count = train_count + val_count
+        if count < 2 / (1 - TRAIN_SHARE):
+            raise UserError(f"the text is too short: {count} tokens")
+        if not val_count:
+            train_count = int(TRAIN_SHARE * count)
+            move_end(train, train_count, val)
+    return dict(train=train_count, val=count - train_count)
+
+
+def write_ids(file: BinaryIO, blocks: Ids) -> int:
+    """Writes uint16 ids; returns how many."""
+    file.writelines(block.astype("<u2") for block in blocks)
+    return file.tell() // 2
+
+
+def move_end(train: BinaryIO, count: int, val: BinaryIO) -> None:
+    """Moves all ids but the first `count` from one file to the other."""
+    train.seek(2 * count)
+    shutil.copyfileobj(train, val, BLOCK)
+    train.truncate(2 * count)
 
 
 def sha256_of(path: Path) -> str:

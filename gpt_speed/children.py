@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -74,22 +74,22 @@ def run_child(
     cwd: Path | None = None,
     timeout: float | None = None,
     cores: int | None = None,
-    **environment: str,
+    environment: Mapping[str, str] | None = None,
 ) -> tuple[int, str, str]:
-    """Runs a child, under Linux on this many `cores` (None: all), that ends with this process, as
-    all do that it has started; returns its exit code, stdout and stderr. Raises
+    """Runs a child, under Linux on this many `cores` (None: all), with these variables beside its
+    environment's. It ends with this process, as all do that it has started; returns its exit code, stdout and stderr. Raises
     subprocess.TimeoutExpired, with all of them ended, after `timeout` seconds.
 
     What it starts has sessions of its own and may outlive it, as torchrun's ranks do. So the
     environment, which they inherit, holds a mark by which they are found."""
     mark, outer = secrets.token_hex(16), os.environ.get(MARKS, clone_mark())
-    environment = os.environ | environment | {MARKS: f"{outer} {mark}"}
+    variables = os.environ | dict(environment or {}) | {MARKS: f"{outer} {mark}"}
     child = None
     try:
         with signals_held() as mask:  # one that comes now is raised when `child` is known
             child = subprocess.Popen(
                 [str(part) for part in command],
-                env=environment,
+                env=variables,
                 cwd=cwd,
                 text=True,
                 encoding="utf-8",

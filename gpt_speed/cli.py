@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from gpt_speed import children
 from gpt_speed.audit import render
@@ -95,11 +94,11 @@ def python_of(args: argparse.Namespace) -> str:
     return python
 
 
-def ask_machine(python: str, rates: bool, **environment: Any) -> dict:
+def ask_machine(python: str, rates: bool, environment: dict[str, str] | None = None) -> dict:
     """Returns what machine.py says there. Raises UserError."""
     command = [python, MACHINE, json.dumps(dict(rates=rates))]
     try:
-        code, out, err = children.run_child(command, **environment)
+        code, out, err = children.run_child(command, environment=environment)
     except OSError as error:
         raise UserError(f"{python} can't be started: {error.strerror}", 2)
     if code:
@@ -155,10 +154,10 @@ def result_of(
 def machine_of(python: str, timed: dict) -> dict:
     """Describes the device that a script trained on, with its memory in bytes (None where the
     system hides it) and, without a datasheet, the FLOP/s of its matmuls."""
-    hidden = {} if timed["device"] == "cuda" else dict(CUDA_VISIBLE_DEVICES="")
-    machine = ask_machine(python, rates=False, **hidden)
+    hidden = None if timed["device"] == "cuda" else dict(CUDA_VISIBLE_DEVICES="")
+    machine = ask_machine(python, rates=False, environment=hidden)
     if machine["name"] not in PEAK_FLOPS:
-        machine = ask_machine(python, rates=True, **hidden)
+        machine = ask_machine(python, rates=True, environment=hidden)
     return machine | dict(memory_total=timed["memory_total"] or machine["memory_total"])
 
 

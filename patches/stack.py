@@ -23,9 +23,9 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import pairwise, permutations
 from pathlib import Path
@@ -275,6 +275,12 @@ def make_patch(file: str, header: bytes, base: str, before: bytes, after: bytes)
     return data
 
 
+@cache
+def parse_patch(file: str, data: bytes, *bases: str) -> Patch:
+    """Returns a patch, which isn't to be changed: the tools read all of them again and again."""
+    return Patch(file, data, *bases)
+
+
 def load(root: Path = ROOT) -> list[Patch]:
     """Reads the series in its order, then ddp.patch. Raises StackError."""
     series = read(root / "patches/series").decode(errors="replace").splitlines()
@@ -283,7 +289,7 @@ def load(root: Path = ROOT) -> list[Patch]:
             raise StackError(f"patches/series, line {number}: expected {number:02}-NAME.patch")
     files, bases = [*series, "ddp.patch"], [FIRST, *series[:-1], LAST]
     return [
-        Patch(f"patches/{file}", read(root / "patches" / file), Path(base).stem)
+        parse_patch(f"patches/{file}", read(root / "patches" / file), Path(base).stem)
         for file, base in zip(files, bases, strict=False)
     ]
 
@@ -292,7 +298,7 @@ def load_variants(root: Path = ROOT) -> list[Patch]:
     """Reads the variants, sorted by name. Raises StackError."""
     bases = Path(LAST).stem, Path(DDP).stem
     return [
-        Patch(path.relative_to(root).as_posix(), read(path), *bases)
+        parse_patch(path.relative_to(root).as_posix(), read(path), *bases)
         for path in sorted(root.glob("patches/variants/*.patch"))
     ]
 
@@ -302,14 +308,20 @@ def names_of(patches: list[Patch]) -> list[str]:
     return [Path(FIRST).stem, *(patch.name for patch in patches)]
 
 
+def name_of_01(names: Iterable[str]) -> str:
+    """Returns the name of the last technique, whose script is 01; ddp.patch is the next one."""
+    ordered = list(names)
+    return ordered[ordered.index("ddp") - 1]
+
+
 def find(name: str, names: Iterable[str]) -> str:
     """Returns the name that "5", "05-bfloat16", "ddp", a variant or a file means."""
     ordered = list(names)
-    last = ordered.index("ddp") - 1  # the script that is 01
-    if name.isdecimal() and int(name) <= last:
-        return ordered[int(name)]
+    techniques = ordered[: ordered.index("ddp")]
+    if name.isdecimal() and int(name) < len(techniques):
+        return techniques[int(name)]
     name = name.removesuffix(".py").removeprefix("variant-")
-    name = {LAST: ordered[last], DDP: "ddp"}.get(f"{name}.py", name)
+    name = {LAST: name_of_01(ordered), DDP: "ddp"}.get(f"{name}.py", name)
     if name not in ordered:
         raise StackError(f"no patch {name!r}; `python patches/stack.py list` shows their names")
     return name
@@ -321,7 +333,7 @@ def rebuild_all(root: Path = ROOT, edited: Path | None = None) -> dict[str, byte
     Raises StackError if a patch doesn't fit, or another of 00, 01 and 02 is edited.
     """
     try:
-        return apply_all(root, edited)
+        return rebuild(root, edited)
     except StackError:
         if edited is None and is_first_edited(root):  # the first patch that doesn't fit is right
             raise StackError(
@@ -334,30 +346,44 @@ def rebuild_all(root: Path = ROOT, edited: Path | None = None) -> dict[str, byte
 def is_first_edited(root: Path) -> bool:
     """Returns whether all patches fit, but for an edit of 00."""
     try:
-        apply_all(root, root / FIRST)
+        rebuild(root, edited=root / FIRST)
     except StackError:
         return False
     return True
 
 
-def apply_all(root: Path, edited: Path | None) -> dict[str, bytes]:
-    """Does what rebuild_all() does, and names the first patch that doesn't fit."""
+def rebuild(root: Path, edited: Path | None) -> dict[str, bytes]:
+    """Does what rebuild_all() does, but if 00 is edited names the first patch that doesn't fit."""
     patches = load(root) + load_variants(root)
-    names, first = names_of(patches), read(root / FIRST)
-    if edited == root / FIRST:  # what it was before comes from 01, backwards
-        first = read(root / LAST)
-        for patch in reversed(patches[: names.index("ddp") - 1]):
-            first = patch.apply(first, reverse=True)
-    scripts = {names[0]: first}
-    for patch in patches:
-        scripts[patch.name] = patch.apply(scripts[find(patch.base, names)])
+    if edited == root / FIRST:
+        first = first_by_01(read(root / LAST), patches)
+    else:
+        first = read(root / FIRST)
+    scripts = apply_all(patches, first)
     for file in (FIRST, LAST, DDP):
-        script = scripts[find(file, names)]
-        if root / file != edited and read(root / file) != script:
+        if root / file != edited and read(root / file) != scripts[find(file, scripts)]:
             raise StackError(
                 f"{file} isn't what the patches make (edited? `refresh` carries the"
                 " edit on, `new` makes a patch of it)"
             )
+    return scripts
+
+
+def first_by_01(text: bytes, patches: list[Patch]) -> bytes:
+    """Returns what 00 was before its edit: the text of 01 without the techniques."""
+    names = names_of(patches)
+    techniques = patches[: names.index(name_of_01(names))]
+    for patch in reversed(techniques):
+        text = patch.apply(text, reverse=True)
+    return text
+
+
+def apply_all(patches: list[Patch], first: bytes) -> dict[str, bytes]:
+    """Returns the scripts by name, from `first` on: each is its base with its patch."""
+    names = names_of(patches)
+    scripts = {names[0]: first}
+    for patch in patches:
+        scripts[patch.name] = patch.apply(scripts[find(patch.base, names)])
     return scripts
 
 
@@ -370,13 +396,30 @@ def check_python(file: str, text: bytes) -> None:
         raise StackError(f"{file} isn't Python{line}: {getattr(error, 'msg', error)}") from None
 
 
+class Overlap(NamedTuple):
+    """Lines that both sides of a merge change."""
+
+    place: str  # the definition that they are in: "class Config", or "the imports"
+    ours: bytes
+    base: bytes
+    theirs: bytes
+
+
+def never(overlap: Overlap) -> None:
+    """Settles no overlap."""
+
+
 def merge(
-    base: bytes, ours: bytes, theirs: bytes, name: str, join: bool = False, words: bool = False
+    base: bytes,
+    ours: bytes,
+    theirs: bytes,
+    name: str,
+    settle: Callable[[Overlap], bytes | None] = never,
 ) -> bytes:
     """Returns `ours`, the script `name`, with what changed from `base` to `theirs`.
 
-    With `join`, lines that both sides add to the imports or to the fields of Config are all taken;
-    with `words`, two changes of one line are merged word by word. Raises Conflict.
+    Where both sides change the same lines, `settle` returns what they become: by_words, by_joining.
+    Raises Conflict where it returns None.
     """
     if base == theirs:
         return ours
@@ -384,18 +427,14 @@ def merge(
     while conflict := CONFLICT.search(merged):
         before, after = merged[: conflict.start()], merged[conflict.end() :]
         place = (DEFINITION.findall(before) or [b"the imports"])[-1].decode()
-        both = None
-        if words:
-            both = merge_words(*conflict.groups())
-        elif join and place in ("the imports", "class Config"):
-            both = join_lines(*conflict.groups())
-        if both is None:
+        settled = settle(Overlap(place, *conflict.groups()))
+        if settled is None:
             line = before.count(b"\n") + 1
             raise Conflict(
                 f"{name} conflicts with another change at line {line}, {place}; nothing is changed",
                 name,
             )
-        merged = before + both + after
+        merged = before + settled + after
     return merged
 
 
@@ -411,24 +450,30 @@ def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> bytes:
     return result.stdout
 
 
-def merge_words(ours: bytes, base: bytes, theirs: bytes) -> bytes | None:
-    """Merges words, each of which git sees as a line; returns None for a conflict."""
+def by_words(overlap: Overlap) -> bytes | None:
+    """Settles an overlap word by word, each of which git sees as a line; returns None where both
+    sides change the same word."""
     newline = b"\1"  # no script has this character
     sides = (
         b"".join(word.replace(b"\n", newline) + b"\n" for word in WORD.findall(side))
-        for side in (base, ours, theirs)
+        for side in (overlap.base, overlap.ours, overlap.theirs)
     )
     merged = merge_lines(*sides)
     return None if CONFLICT.search(merged) else merged.replace(b"\n", b"").replace(newline, b"\n")
 
 
-def join_lines(ours: bytes, base: bytes, theirs: bytes) -> bytes | None:
-    """Joins lists of lines; returns None if a field would come twice."""
-    mine, common, other = (side.splitlines(keepends=True) for side in (ours, base, theirs))
-    both = [line for line in other if line in mine or line not in common]  # kept or added
-    both += [line for line in mine if line not in other and line not in common]
-    fields = re.findall(rb"^    (\w+):", b"".join(both), re.MULTILINE)
-    return b"".join(both) if len(fields) == len(set(fields)) else None
+def by_joining(overlap: Overlap) -> bytes | None:
+    """Settles an overlap among the imports or the fields of Config: the lines that either side adds
+    are all taken. Returns None elsewhere, or if a field would come twice."""
+    if overlap.place not in ("the imports", "class Config"):
+        return None
+    ours, base, theirs = (
+        side.splitlines(keepends=True) for side in (overlap.ours, overlap.base, overlap.theirs)
+    )
+    joined = [line for line in theirs if line in ours or line not in base]  # kept or added
+    joined += [line for line in ours if line not in theirs and line not in base]
+    fields = re.findall(rb"^    (\w+):", b"".join(joined), re.MULTILINE)
+    return b"".join(joined) if len(fields) == len(set(fields)) else None
 
 
 CHECK = """\
@@ -451,9 +496,10 @@ def imports_of(text: bytes) -> list[tuple[int, str]]:
     return imports
 
 
-def packages_of(variant: Patch) -> list[str]:
-    """Returns the packages that a variant needs, by the names that it imports."""
-    return re.findall(r"package ([\w-]+)", variant.fields.get("Needs", ""))
+def packages_of(variants: list[Patch]) -> list[str]:
+    """Returns the packages that variants need, sorted, by the names that they import."""
+    needs = " ".join(variant.fields.get("Needs", "") for variant in variants)
+    return sorted(set(re.findall(r"package ([\w-]+)", needs)))
 
 
 def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> bytes:
@@ -461,12 +507,6 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
     that they need. Raises StackError, Conflict."""
     variants = chosen_variants(names, root)
     base = base or max(file_of(variant.base) for variant in variants)
-    scripts, text = rebuild_all(root), read(root / base)
-    for variant in variants:
-        if file_of(variant.base) == DDP != base:
-            raise StackError(f"{variant.name} is a variant of {DDP}: --base 02")
-        before = scripts[find(variant.base, scripts)]
-        text = merge(before, scripts[variant.name], text, variant.name, join=True)
     chosen = ", ".join(variant.name for variant in variants)
     note = textwrap.fill(
         f"# {base} with {chosen}; composed by patches/stack.py.",
@@ -474,12 +514,24 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
         subsequent_indent="# ",
         break_on_hyphens=False,
     )
-    packages = {package for variant in variants for package in packages_of(variant)}
-    text = with_check(f"{note}\n".encode() + text, packages)
+    script = with_check(with_variants(base, variants, root), packages_of(variants))
+    text = f"{note}\n".encode() + script
     try:
         compile(text, "composed", "exec")
     except SyntaxError as error:
         raise Conflict(f"{chosen} don't go together: line {error.lineno}")
+    return text
+
+
+def with_variants(base: str, variants: list[Patch], root: Path) -> bytes:
+    """Returns the script in the file `base` with variants merged in, one after the other. Raises
+    StackError, Conflict."""
+    scripts, text = rebuild_all(root), read(root / base)
+    for variant in variants:
+        if file_of(variant.base) == DDP != base:
+            raise StackError(f"{variant.name} is a variant of {DDP}: --base 02")
+        before = scripts[find(variant.base, scripts)]
+        text = merge(before, scripts[variant.name], text, variant.name, by_joining)
     return text
 
 
@@ -495,14 +547,14 @@ def chosen_variants(names: list[str], root: Path) -> list[Patch]:
     return variants
 
 
-def with_check(text: bytes, packages: set[str]) -> bytes:
+def with_check(text: bytes, packages: list[str]) -> bytes:
     """Returns a script that looks for packages, if there are any, before it imports the first that
     isn't Python's own."""
     if not packages:
         return text
     lines = text.splitlines(keepends=True)
     first = min(line for line, module in imports_of(text) if module not in sys.stdlib_module_names)
-    lines.insert(first - 1, CHECK.format(sorted(packages)).encode())
+    lines.insert(first - 1, CHECK.format(packages).encode())
     return b"".join(lines)
 
 
@@ -529,20 +581,40 @@ def before_edit(file: Path, root: Path) -> dict[str, bytes]:
     return scripts
 
 
-def carry(patches: list, old: dict, new: dict[str, bytes], root: Path) -> dict[Path, bytes]:
-    """Returns the files to write if `new` replaces `old`; the rest follows its base. Raises
+def carry(
+    patches: list[Patch], old: dict[str, bytes], edited: dict[str, bytes], root: Path
+) -> dict[Path, bytes]:
+    """Returns the files to write if the scripts `edited` take the place of their `old` ones. Raises
     StackError, Conflict."""
-    names, files = names_of(patches), {}
-    new = {names[0]: old[names[0]]} | new  # a copy, with 00
+    names = names_of(patches)
+    scripts = follow(patches, old, edited)
+    files = {}
     for patch in patches:
-        file, name, base = patch.file, patch.name, find(patch.base, names)
-        if name not in new:
-            new[name] = merge(old[base], old[name], new[base], name, words=True)
-        check_python(file_of(name), new[name])
-        files[root / file] = make_patch(file, patch.header, patch.base, new[base], new[name])
-    files |= {root / file: new[find(file, names)] for file in (FIRST, LAST, DDP)}
-    written = {root / WRITTEN / file_of(name): script for name, script in new.items()}
-    return files | {path: script for path, script in written.items() if path.exists()}
+        before, after = scripts[find(patch.base, names)], scripts[patch.name]
+        files[root / patch.file] = make_patch(patch.file, patch.header, patch.base, before, after)
+    files |= {root / file: scripts[find(file, names)] for file in (FIRST, LAST, DDP)}
+    for name, script in scripts.items():
+        path = root / WRITTEN / file_of(name)
+        if path.exists():
+            files[path] = script
+    return files
+
+
+def follow(
+    patches: list[Patch], old: dict[str, bytes], edited: dict[str, bytes]
+) -> dict[str, bytes]:
+    """Returns all scripts, of which those that aren't edited follow their base. Raises StackError,
+    Conflict."""
+    names = names_of(patches)
+    scripts = {names[0]: old[names[0]]} | edited
+    for patch in patches:
+        if patch.name not in edited:
+            base = find(patch.base, names)
+            scripts[patch.name] = merge(
+                old[base], old[patch.name], scripts[base], patch.name, by_words
+            )
+        check_python(file_of(patch.name), scripts[patch.name])
+    return scripts
 
 
 def list_command(root: Path) -> list[str]:
@@ -617,7 +689,7 @@ def carry_back(old: dict[str, bytes], text: bytes, names: list[str]) -> dict[str
     last one. Raises Conflict."""
     new = {names[-1]: text}
     for later, name in pairwise(reversed(names)):
-        new[name] = merge(old[later], old[name], new[later], name, words=True)
+        new[name] = merge(old[later], old[name], new[later], name, by_words)
     return new
 
 
@@ -655,28 +727,38 @@ def new_command(
     """turns your edit of 01 into a patch, at the end of the series or a variant"""
     if variant != bool(fields["group"]) or base and not variant:
         raise StackError("--group is for a --variant, which needs one, and so is --base")
-    patches, edited = load(root), DDP if base == "02" else LAST
-    number = len(patches)  # ddp.patch, which isn't a technique, makes room for it
-    file, script = f"patches/{number:02}-{name}.patch", names_of(patches)[-2]
+    series, edited = load(root), DDP if base == "02" else LAST
     if variant:
         file, script = f"patches/variants/{name}.patch", Path(edited).stem
+    else:  # the next number is that of ddp.patch, which isn't a technique
+        file, script = f"patches/{len(series):02}-{name}.patch", name_of_01(names_of(series))
     if not NAME.fullmatch(name) or (root / file).exists():
         raise StackError(f"{name!r} is taken, or isn't a name like sgd or adamw-8bit")
-    old, new = before_edit(root / edited, root), read(root / edited)
-    before = old[find(script, old)]
-    data = make_patch(file, header_of(script, fields), script, before, new)
-    # Insert a patch that changes nothing yet; then its edit is carried like any.
-    patch = Patch(file, data, script)
-    patches.insert(len(patches) if variant else -1, patch)
-    old[patch.name] = before
-    files = {root / file: data}
-    files |= carry(patches + load_variants(root), old, {patch.name: new}, root)
+    files = files_with_new(root, file, script, header_of(script, fields), edited)
     if not variant:
-        series = root / "patches/series"
-        files[series] = read(series) + f"{patch.name}.patch\n".encode()
-    written = write_all(files)
-    study = f"variants --names {name}" if variant else f"ladder --techniques {number - 1}-{number}"
-    return [*map(os.path.relpath, written), *what_is_next(study, edited)]
+        path = root / "patches/series"
+        files[path] = read(path) + f"{Path(file).name}\n".encode()
+    written = [os.path.relpath(path) for path in write_all(files)]
+    last = len(series) - 1
+    study = f"variants --names {name}" if variant else f"ladder --techniques {last}-{last + 1}"
+    return [*written, *what_is_next(study, edited)]
+
+
+def files_with_new(
+    root: Path, file: str, base: str, header: bytes, edited: str
+) -> dict[Path, bytes]:
+    """Returns the files to write if the edit of the script `edited` becomes the patch `file`, a
+    technique after `base` or a variant of it. Raises StackError, Conflict."""
+    old, new = before_edit(root / edited, root), read(root / edited)
+    before = old[find(base, old)]
+    patch = Patch(file, make_patch(file, header, base, before, new), base)
+    series, variants = load(root), load_variants(root)
+    if "Group" in patch.fields:
+        patches = [*series, *variants, patch]
+    else:
+        patches = [*series[:-1], patch, *series[-1:], *variants]
+    # As if it had been there and changed nothing: then its edit is carried like any.
+    return carry(patches, old | {patch.name: before}, {patch.name: new}, root)
 
 
 def what_is_next(study: str, edited: str) -> list[str]:
@@ -713,9 +795,8 @@ def compose_command(root: Path, names: list[str], base: str | None, out: Path) -
 
 def missing_packages(names: list[str], root: Path) -> list[str]:
     """Returns the packages that variants need and that aren't installed, as pip has them."""
-    variants = chosen_variants(names, root)
-    packages = {package for variant in variants for package in packages_of(variant)}
-    return sorted(package.replace("_", "-") for package in packages if not find_spec(package))
+    packages = packages_of(chosen_variants(names, root))
+    return [package.replace("_", "-") for package in packages if not find_spec(package)]
 
 
 def added_options(text: bytes, root: Path) -> list[str]:
@@ -731,21 +812,32 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=title, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(function):
+    def add_command(function: Callable) -> argparse.ArgumentParser:
         name, text = function.__name__.removesuffix("_command"), function.__doc__ or ""
-        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        sub.set_defaults(command=function)
-        return sub.add_argument
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        command.set_defaults(command=function)
+        return command
 
-    command(list_command)
     name = 'a patch by number ("5") or name ("05-bfloat16"), "ddp", or a variant'
-    command(show_command)("name", metavar="NAME", help=name)
-    command(write_command)("names", metavar="NAME", nargs="*", help=f"{name} (default: all)")
-    command(verify_command)
-    argument = command(refresh_command)
-    argument("file", metavar="FILE", type=Path, help=f"{FIRST}, 01, 02, or one of {WRITTEN}")
-    argument("--into", metavar="NAME", help="the patch that an edit of 01 belongs to, or 0")
-    argument(
+    add_command(list_command)
+    add_command(show_command).add_argument("name", metavar="NAME", help=name)
+    write = add_command(write_command)
+    write.add_argument("names", metavar="NAME", nargs="*", help=f"{name} (default: all)")
+    add_command(verify_command)
+    add_refresh_arguments(add_command(refresh_command))
+    add_compose_arguments(add_command(compose_command))
+    add_new_arguments(add_command(new_command))
+    return parser.parse_args(argv)
+
+
+def add_refresh_arguments(refresh: argparse.ArgumentParser) -> None:
+    refresh.add_argument(
+        "file", metavar="FILE", type=Path, help=f"{FIRST}, 01, 02, or one of {WRITTEN}"
+    )
+    refresh.add_argument(
+        "--into", metavar="NAME", help="the patch that an edit of 01 belongs to, or 0"
+    )
+    refresh.add_argument(
         "--until",
         metavar="NAME",
         action="append",
@@ -753,28 +845,39 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         help="where the edit would"
         " conflict: this script and those after it, or this variant, stay (repeatable)",
     )
-    argument = command(compose_command)
-    argument("names", metavar="NAME", nargs="+", help="a variant")
-    argument(
+
+
+def add_compose_arguments(compose: argparse.ArgumentParser) -> None:
+    compose.add_argument("names", metavar="NAME", nargs="+", help="a variant")
+    compose.add_argument(
         "--base",
         choices=("01", "02"),
         help="the script to change (default: 01, or 02 if a variant is one of it)",
     )
-    argument("--out", metavar="FILE", type=Path, required=True, help="the script to write")
-    argument = command(new_command)
-    argument("name", metavar="NAME", help="its name, without a number")
+    compose.add_argument(
+        "--out", metavar="FILE", type=Path, required=True, help="the script to write"
+    )
+
+
+def add_new_arguments(new: argparse.ArgumentParser) -> None:
+    """Adds an option for each field of a header."""
+    new.add_argument("name", metavar="NAME", help="its name, without a number")
     for field, (_, meaning) in FIELDS.items():
         if field != "Base":
-            argument(f"--{field.lower()}", metavar="TEXT", help=meaning, required=field in REQUIRED)
-    argument(
+            is_required = field in REQUIRED
+            new.add_argument(
+                f"--{field.lower()}", metavar="TEXT", help=meaning, required=is_required
+            )
+    new.add_argument(
         "--text",
         metavar="TEXT",
         required=True,
         help="what it does, why it is faster or smaller, and when it isn't",
     )
-    argument("--variant", action="store_true", help="make it a variant, and undo the edit")
-    argument("--base", choices=("01", "02"), help="the edited script of a variant (default: 01)")
-    return parser.parse_args(argv)
+    new.add_argument("--variant", action="store_true", help="make it a variant, and undo the edit")
+    new.add_argument(
+        "--base", choices=("01", "02"), help="the edited script of a variant (default: 01)"
+    )
 
 
 def main(argv: list[str] | None = None, root: Path = ROOT) -> int:

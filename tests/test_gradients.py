@@ -1,20 +1,25 @@
 """The check of gradients: it calls right programs right, and catches what is wrong."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, skip_without
+from conftest import ROOT, environment, run_python, skip_without
+from made_up import setup_of
 
-from bench.analysis.gradients import verdict_of
+from bench.analysis.gradients import Verdict, verdict_of
+from bench.catalogue import Run
+from bench.measure.child import command_of
+from bench.measure.plan import Job
 from bench.measure.records import Record, read_record
-from bench.studies.gradients import has_own_type, unchecked_dropout
+from bench.measure.sizing import Length
+from bench.studies.gradients import Gradients, has_own_type, unchecked_dropout
+from gpt_speed.common import UserError
 from patches import stack
 
 DRIVER = ROOT / "bench" / "measure" / "gradients.py"
 PLAIN, FAST = ROOT / "00_orig.py", ROOT / "01_opt_single_gpu.py"
+FLOAT32 = ["--dtype", "float32"]
+UNCOMPILED = [*FLOAT32, "--no-compile"]
 GROUPS = "memory", "dropout", "attention", "head", "precision", "model"
 VARIANTS = [
     (patch, *row)
@@ -24,42 +29,65 @@ VARIANTS = [
 ]
 
 
-def check(script: Path, folder: Path, *options, sizes=(), reference=FAST, dropout=True):
-    """The verdict on a script's gradients."""
-    words = [
-        sys.executable,
-        DRIVER,
-        "--directions",
-        1,
-        *sizes,
-        *(["--reference", reference] if reference else []),
-        *([] if dropout else ["--no-dropout"]),
-        script,
-        "--device",
-        "cpu",
-        "--results-dir",
-        folder / "results",
-        *options,
-    ]
-    result = subprocess.run(
-        [str(word) for word in words],
-        capture_output=True,
-        text=True,
-        env=os.environ | dict(TORCHINDUCTOR_CACHE_DIR=str(folder / "cache")),
-    )
-    assert result.returncode == 0, result.stderr
-    return verdict_of(read_record(next((folder / "results").glob("*.jsonl"))))
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory) -> Path:
+    """What the scripts compile is much the same, and compiled once."""
+    return tmp_path_factory.mktemp("compiled-gradients")
 
 
-def edited(folder: Path, *pairs: tuple[str, str]) -> Path:
-    """01 with something else in the place of a text that is there once."""
-    text = FAST.read_text()
-    for old, new in pairs:
-        assert text.count(old) == 1
-        text = text.replace(old, new)
-    path = folder / "edited.py"
-    path.write_text(text)
-    return path
+@pytest.fixture
+def check(tmp_path, cache):
+    """Returns the verdict on a script's gradients; uncompiled ones are checked in a fork."""
+
+    def check(script: Path, *options, layers=2, reference=FAST, dropout=True) -> Verdict:
+        driver_options = ["--directions", 1, "--layers", layers]
+        if reference:
+            driver_options += ["--reference", reference]
+        if not dropout:
+            driver_options.append("--no-dropout")
+        results = tmp_path / "results"
+        script_options = ["--device", "cpu", "--results-dir", results, *options]
+        own_cache = {} if "--no-compile" in options else dict(TORCHINDUCTOR_CACHE_DIR=str(cache))
+        done = run_python(
+            DRIVER,
+            *driver_options,
+            script,
+            *script_options,
+            env=environment(**own_cache),
+            timeout=590,
+        )
+        assert done.returncode == 0, done.stderr
+        return verdict_of(read_record(next(results.glob("*.jsonl"))))
+
+    return check
+
+
+@pytest.fixture
+def edited(tmp_path):
+    """Returns 01 with something else in the place of each text, which is there once."""
+
+    def edited(*pairs: tuple[str, str]) -> Path:
+        text = FAST.read_text()
+        for old, new in pairs:
+            assert text.count(old) == 1
+            text = text.replace(old, new)
+        path = tmp_path / "edited.py"
+        path.write_text(text)
+        return path
+
+    return edited
+
+
+@pytest.fixture
+def variant(tmp_path):
+    """Returns 01 with a variant."""
+
+    def variant(name: str) -> Path:
+        path = tmp_path / "variant.py"
+        path.write_bytes(stack.compose([name]))
+        return path
+
+    return variant
 
 
 # ---- Programs that are wrong
@@ -135,33 +163,31 @@ PLANTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTS)
-def test_a_planted_fault_is_caught_without_a_reference(tmp_path, name):
+def test_a_planted_fault_is_caught_without_a_reference(edited, check, name):
     """By numeric derivatives alone; the loss is right in all of them."""
-    script = edited(tmp_path, *PLANTS[name])
-    verdict = check(script, tmp_path, "--dtype", "float32", "--no-compile", reference=None)
+    script = edited(*PLANTS[name])
+    verdict = check(script, *UNCOMPILED, layers=1, reference=None)
     assert verdict.wrong and "dropout" in verdict.wrong[0]
 
 
 @pytest.mark.slow
-def test_a_small_fault_is_caught_with_a_reference(tmp_path):
-    """LayerNorm's gradient in one inner block, off by a thousandth."""
+def test_a_small_fault_is_caught_with_a_reference(edited, check):
+    """LayerNorm's gradient, off by a thousandth."""
     script = edited(
-        tmp_path,
         (BLOCK, SCALED),
         (
             "self.attention(self.norm1(x_BTC))",
             "self.attention(Scaled.apply(self.norm1(x_BTC), 1.001))",
         ),
     )
-    verdict = check(script, tmp_path, "--dtype", "float32", "--no-compile", dropout=False)
+    verdict = check(script, *UNCOMPILED, dropout=False)
     assert verdict.wrong and "uncompiled to reference" in verdict.wrong[0]
 
 
 @pytest.mark.slow
-def test_a_memory_budget_with_dropout_is_caught(tmp_path):
+def test_a_memory_budget_with_dropout_is_caught(edited, check):
     """pytorch#190758, as the variant would train if it didn't refuse: right without dropout."""
     script = edited(
-        tmp_path,
         (
             "import torch.nn as nn\n",
             "import torch.nn as nn\n"
@@ -169,57 +195,55 @@ def test_a_memory_budget_with_dropout_is_caught(tmp_path):
             "torch._functorch.config.activation_memory_budget = 0.5\n",
         ),
     )
-    verdict = check(script, tmp_path, "--dtype", "float32")
+    verdict = check(script, *FLOAT32)
     assert verdict.wrong and all(reason.startswith("dropout") for reason in verdict.wrong)
 
 
 @pytest.mark.slow
-def test_a_nested_region_is_caught(tmp_path):
+def test_a_nested_region_is_caught(edited, check):
     """A region on the block of three layers, whose loss is right: see docs/upstream.md."""
     script = edited(
-        tmp_path,
         (
             "    def forward(self, x_BTC):\n        x_BTC = x_BTC +",
             "    @torch.compiler.nested_compile_region\n"
             "    def forward(self, x_BTC):\n        x_BTC = x_BTC +",
         ),
     )
-    verdict = check(script, tmp_path, "--dtype", "float32", sizes=("--layers", 3), dropout=False)
+    verdict = check(script, *FLOAT32, layers=3, dropout=False)
     assert any("norm" in reason for reason in verdict.wrong)
 
 
 # ---- Programs that are right
 
 
-def test_01_has_the_gradients_of_00(tmp_path):
-    verdict = check(
-        FAST, tmp_path, "--dtype", "float32", "--no-compile", reference=PLAIN, dropout=False
-    )
+def test_01_has_the_gradients_of_00(check):
+    verdict = check(FAST, *UNCOMPILED, reference=PLAIN, dropout=False)
     assert verdict.cells.keys() == {"uncompiled to reference"} and not verdict.wrong
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "options", "reference"),
     [
-        ("01", []),
-        ("memory-checkpoint", []),
-        ("memory-budget", ["--memory-budget", 0.5, "--dropout", 0]),  # it refuses dropout
-        ("attention-backend", ["--attention", "math"]),
-        ("head-sampled", []),
+        (None, [], FAST),
+        ("memory-checkpoint", [], FAST),
+        ("attention-backend", ["--attention", "math"], FAST),
+        ("head-sampled", [], None),
     ],
 )
-def test_what_is_compiled_is_right(tmp_path, name, options):
-    script, reference = FAST, FAST
-    if name != "01":
-        script = tmp_path / "variant.py"
-        script.write_bytes(stack.compose([name]))
-    if name == "head-sampled":
-        reference = None
-    verdict = check(script, tmp_path, "--dtype", "float32", *options, reference=reference)
+def test_what_is_compiled_is_right(variant, check, name, options, reference):
+    script = variant(name) if name else FAST
+    verdict = check(script, *FLOAT32, *options, reference=reference)
     assert {"compiled to uncompiled", "dropout"} <= verdict.cells.keys()
-    assert not verdict.wrong
-    assert ("refused" in verdict.cells["dropout"]) is (name == "memory-budget")
+    assert not verdict.wrong and "refused" not in verdict.cells["dropout"]
+
+
+@pytest.mark.slow
+def test_what_refuses_dropout_is_right_without(variant, check):
+    options = "--memory-budget", 0.5, "--dropout", 0
+    verdict = check(variant("memory-budget"), *FLOAT32, *options)
+    assert "compiled to uncompiled" in verdict.cells and not verdict.wrong
+    assert "refused" in verdict.cells["dropout"]
 
 
 @pytest.mark.slow
@@ -228,22 +252,22 @@ def test_what_is_compiled_is_right(tmp_path, name, options):
     VARIANTS,
     ids=lambda value: value.name if isinstance(value, stack.Patch) else " ".join(value) or None,
 )
-def test_what_touches_gradients_is_right(tmp_path, patch, options, needs):
+def test_what_touches_gradients_is_right(variant, check, patch, options, needs):
+    """Of one layer where a variant's change is within a layer, or behind all of them."""
     if patch.name != "precision-fp16":  # a few products it can do without a GPU
         skip_without(needs)
-    script = tmp_path / "variant.py"
-    script.write_bytes(stack.compose([patch.name]))
-    dtype = [] if patch.fields["Group"] == "precision" else ["--dtype", "float32"]
+    dtype = [] if patch.fields["Group"] == "precision" else FLOAT32
     changes = patch.fields["Loss"].startswith("changes")
     numeric = patch.fields["Group"] != "precision" and "Unchecked" not in patch.fields
+    layers = 1 if patch.fields["Group"] in ("attention", "head", "precision") else 2
     if changes and not numeric:
         pytest.skip("only the compiled script has something to be compared to")
     verdict = check(
-        script,
-        tmp_path,
+        variant(patch.name),
         *dtype,
         *options,
         "--no-compile",
+        layers=layers,
         reference=None if changes else FAST,
         dropout=numeric,
     )
@@ -340,38 +364,34 @@ def test_what_decides_nothing_is_not_right():
         assert verdict_of(record_of(event, exact(1e-6))).text == "right"
 
 
-def test_what_cant_be_checked_is_said(monkeypatch):
+def test_what_cant_be_checked_is_said():
     """By the variant's header, and of types in which the loss is too coarse."""
-    from bench.catalogue import Run
-
     assert "experts" in unchecked_dropout(Run("", "", script="model-mixture"))
     assert has_own_type(Run("", "", script="precision-autocast"))
     assert unchecked_dropout(Run("", "", script="01", options=("--dtype", "bfloat16")))
     assert not unchecked_dropout(Run("", "", script="memory-checkpoint"))
 
 
-def test_a_study_of_them(tmp_path):
-    """What it would run: every script and variant, each once; unknown names are refused."""
+# ---- The study
 
-    def dry_run(*options):
-        return subprocess.run(
-            [
-                sys.executable,
-                ROOT / "measure.py",
-                "gradients",
-                "--dry-run",
-                "--results-dir",
-                tmp_path,
-                *options,
-            ],
-            capture_output=True,
-            text=True,
-        )
 
-    lines = dry_run().stdout.splitlines()
-    for name in ("00_orig", "01_opt_single_gpu", "variant-memory-checkpoint", "02-one-rank"):
-        assert len([line for line in lines if f"--name {name} " in line]) == 1
-    two = [line for line in lines if "--nproc_per_node=2" in line]
-    assert two and all("bench/measure/gradients.py" in line for line in two)
-    result = dry_run("--names", "01,nothing")
-    assert result.returncode == 2 and "nothing" in result.stderr
+def test_a_study_checks_every_script_and_variant(tmp_path):
+    (plan,) = Gradients().plans(setup_of(tmp_path))
+    grouped = {patch.name for patch in stack.load_variants() if "Group" in patch.fields}
+    assert {"00", "01", "02"} | grouped == {str(run.script) for run in plan.runs}
+
+
+def test_a_study_checks_02_with_one_rank_and_with_two(tmp_path):
+    """By the driver, which torchrun starts."""
+    study, setup = Gradients(), setup_of(tmp_path)
+    (plan,) = study.plans(setup)
+    jobs = [Job(run, 1, 0) for run in plan.runs if run.script == "02"]
+    commands = [command_of(study, job, setup, Length((), 0), tmp_path) for job in jobs]
+    ranks = [command[command.index(DRIVER) - 1] for command in commands]
+    assert ranks == ["--nproc_per_node=1", "--nproc_per_node=2"]
+
+
+def test_a_study_refuses_unknown_names(tmp_path):
+    with pytest.raises(UserError, match="'nothing'") as refusal:
+        next(Gradients().plans(setup_of(tmp_path, names="01,nothing")))
+    assert refusal.value.code == 2

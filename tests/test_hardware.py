@@ -5,6 +5,7 @@ Hardware is simulated by what 01's best_dtype asks: the CPU's capabilities, and 
 capability. On a stand-in GPU every call that names a CUDA device gets the CPU.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -16,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from conftest import ONE_RANK, ROOT, STAGES, call_main, run_python, settings_restored
+from conftest import ONE_RANK, ROOT, STAGES, Bench, call_main, run_python, settings_restored
 from made_up import CPU, FLOAT32, MACHINE, setup_of
 from torch.cuda._utils import _get_device_index
 from torch.overrides import TorchFunctionMode
@@ -72,13 +73,20 @@ MPS = {
 
 @pytest.fixture(params=[*CPUS, *GPUS, *MPS])
 def kind(request, monkeypatch) -> SimpleNamespace:
-    """A kind of hardware: its device, the type that is right there, and why."""
+    """A kind of hardware: its device, the type that is right there, and why; and what the tools,
+    which measure a Mac on its CPU, say of it."""
     gpu = GPUS.get(request.param)
     capabilities, dtype, reason = ({}, *gpu[2:]) if gpu else (CPUS | MPS)[request.param]
     simulate(monkeypatch, capabilities, *gpu[:2] if gpu else ())
     device = "cuda" if gpu else "mps" if request.param in MPS else "cpu"
+    of_the_tools = (BFLOAT16, "the CPU has bf16") if device == "mps" else (dtype, reason)
     return SimpleNamespace(
-        name=request.param, device=torch.device(device), dtype=dtype, reason=reason
+        name=request.param,
+        device=torch.device(device),
+        is_gpu=bool(gpu),
+        dtype=dtype,
+        reason=reason,
+        of_the_tools=of_the_tools,
     )
 
 
@@ -133,49 +141,62 @@ def test_line_and_record_of_each_kind(kind, stages, capsys):
         assert (recorded["dtype"], recorded["dtype_reason"]) == (dtype, reason)
 
 
-def test_what_the_tools_know_of_each_kind(kind, tmp_path, monkeypatch):
-    """The description, doctor, fits and needs, all by one answer."""
-    here = hardware.this_machine()
-    gpu = kind.device.type == "cuda"
-    assert (here["device"], here["gpus"]) == (("cuda", 1) if gpu else ("cpu", 0))
-    # A Mac is measured on its CPU, whose type counts there.
-    dtype, reason = (
-        (BFLOAT16, "the CPU has bf16") if kind.name in MPS else (kind.dtype, kind.reason)
-    )
-    assert (here["dtype"], here["dtype_reason"]) == (dtype, reason) == (trained_in(here), reason)
-    native, setup = dtype == BFLOAT16, setup_of(tmp_path, here)
-    half = kind.name == "T4"  # which has units for float16
+@pytest.fixture
+def predicted(monkeypatch) -> list[list[str]]:
+    """The scripts and options whose memory is predicted."""
     asked = []
 
     def predict(program, *_, **__):
         asked.append(program.key.split())
         return SimpleNamespace(needs={8: MemoryNeed(0, 600), 32: MemoryNeed(0, 9)})
 
+    answers = dict(free_memory=[80_000], compile_error=None)
     monkeypatch.setattr(batches, "predict", predict)
-    monkeypatch.setattr(
-        processes, "ask_machine", dict(free_memory=[80_000], compile_error=None).__getitem__
-    )
-    assert f"\ntrains in      {dtype}: {reason}" in Doctor().answer(setup)
-    # What fits is predicted in the type that is trained in; 00 has no choice.
-    assert asked == (
-        [
-            ["00", "--model", "gpt2"],
-            ["precision-fp16" if half else "10-batch-size", "--model", "gpt2"],
-        ]
-        if gpu
-        else []
-    )
-    batches.batches_that_fit(setup, composed=False)
-    options = ["--model", "gpt2", "--dtype", "float32"] if half else ["--model", "gpt2"]
-    assert asked[3:] == ([["10-batch-size", *options]] if gpu else [])
-    # A variant that multiplies in bfloat16 isn't begun where that takes an hour.
-    lacks = None if native else "needs bfloat16 units"
-    (autocast, half, mixture) = setup.scripts.variants(
-        setup.scripts.stage("01"), here, names="precision-autocast,precision-fp16,model-mixture"
-    )
-    assert autocast.error == lacks
-    assert half.error == (None if gpu else "needs an NVIDIA GPU")
-    assert mixture.error == ("needs compute capability 8.0" if gpu and lacks else None)
+    monkeypatch.setattr(processes, "ask_machine", answers.__getitem__)
+    return asked
+
+
+def test_a_machine_is_described_with_its_type(kind):
+    machine = hardware.this_machine()
+    device = ("cuda", 1) if kind.is_gpu else ("cpu", 0)
+    assert (machine["device"], machine["gpus"]) == device
+    assert (machine["dtype"], machine["dtype_reason"]) == kind.of_the_tools
+    assert trained_in(machine) == machine["dtype"]
+
+
+def test_doctor_says_the_type(kind, predicted, tmp_path):
+    dtype, reason = kind.of_the_tools
+    answer = Doctor().answer(setup_of(tmp_path, hardware.this_machine()))
+    assert f"\ntrains in      {dtype}: {reason}" in answer
+
+
+def test_doctor_predicts_what_fits_in_the_type_of_training(kind, predicted, tmp_path):
+    """00 has no choice; of what trains on a CPU nothing is predicted."""
+    Doctor().answer(setup_of(tmp_path, hardware.this_machine()))
+    fast = "precision-fp16" if kind.name == "T4" else "10-batch-size"
+    on_a_gpu = [["00", "--model", "gpt2"], [fast, "--model", "gpt2"]]
+    assert predicted == (on_a_gpu if kind.is_gpu else [])
+
+
+def test_what_fits_uncomposed_is_predicted_in_the_type_of_01(kind, predicted, tmp_path):
+    batches.batches_that_fit(setup_of(tmp_path, hardware.this_machine()), composed=False)
+    dtype = ["--dtype", "float32"] if kind.name == "T4" else []
+    fast = ["10-batch-size", "--model", "gpt2", *dtype]
+    assert predicted[1:] == ([fast] if kind.is_gpu else [])
+
+
+def test_a_variant_is_run_where_there_are_units_for_it(kind, tmp_path):
+    """One that multiplies in bfloat16 isn't begun where that takes an hour."""
+    machine = hardware.this_machine()
+    scripts = setup_of(tmp_path, machine).scripts
+    names = "precision-autocast,precision-fp16,model-mixture"
+    runs = scripts.variants(scripts.stage("01"), machine, names=names)
+    has_units = kind.of_the_tools[0] == BFLOAT16
+    assert {run.script: run.error for run in runs} == {
+        "precision-autocast": None if has_units else "needs bfloat16 units",
+        "precision-fp16": None if kind.is_gpu else "needs an NVIDIA GPU",
+        "model-mixture": "needs compute capability 8.0" if kind.name == "T4" else None,
+    }
 
 
 def test_an_old_gpu_trains_in_float16_by_itself(monkeypatch, tmp_path):
@@ -515,9 +536,9 @@ class Event:
         return float(STEP * (end.number - self.number))
 
 
-@pytest.fixture
-def gpus(monkeypatch, stages) -> SimpleNamespace:
-    """Two GPUs; what was asked of them."""
+@contextlib.contextmanager
+def two_gpus():
+    """Two stand-in GPUs: yields what was asked of them."""
     seen = SimpleNamespace(mode=OnTheCPU(), chosen=[], groups=[], asked=set(), inputs=[])
     start = dist.init_process_group
 
@@ -526,61 +547,65 @@ def gpus(monkeypatch, stages) -> SimpleNamespace:
         assert timeout.total_seconds() >= 1800  # another rank may have more to compile
         start("gloo")
 
-    for name, value in (("count", 0), ("known", -1), ("waits", 0)):
-        monkeypatch.setattr(Event, name, value)
-
     def noting(value):
         return lambda device: seen.asked.add(str(device)) or value
 
-    for name, stand_in in (
-        ("is_available", lambda: True),
-        ("device_count", lambda: 2),
-        ("Event", Event),
-        ("get_device_name", noting(GPU)),
-        *((name, lambda size=size: size) for name, size in MEMORY.items()),
+    in_torch_cuda = dict(
+        is_available=lambda: True,
+        device_count=lambda: 2,
+        Event=Event,
+        get_device_name=noting(GPU),
         # With PyTorch's own check of what it is given.
-        ("set_device", lambda device: seen.chosen.append(_get_device_index(device))),
-        ("is_current_stream_capturing", lambda: False),  # optimizers ask
-        ("init", lambda: None),
-        ("get_device_capability", lambda device: (8, 0)),
-    ):
-        monkeypatch.setattr(torch.cuda, name, stand_in)
-    # PyTorch's loaders and optimizers must not be told of one that they would then use.
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: None)
-    monkeypatch.setattr(dist, "init_process_group", start_gloo)
-    monkeypatch.setattr(dist, "barrier", lambda: None)  # of one rank
-    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
-    return seen
+        set_device=lambda device: seen.chosen.append(_get_device_index(device)),
+        is_current_stream_capturing=lambda: False,  # optimizers ask
+        init=lambda: None,
+        get_device_capability=lambda device: (8, 0),
+    ) | {name: lambda size=size: size for name, size in MEMORY.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("count", 0), ("known", -1), ("waits", 0)):
+            patch.setattr(Event, name, value)
+        for name, stand_in in in_torch_cuda.items():
+            patch.setattr(torch.cuda, name, stand_in)
+        # PyTorch's loaders and optimizers must not be told of one that they would then use.
+        patch.setattr(torch.accelerator, "is_available", lambda: False)
+        patch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: None)
+        patch.setattr(dist, "init_process_group", start_gloo)
+        patch.setattr(dist, "barrier", lambda: None)  # of one rank
+        patch.setattr(dist, "get_backend", lambda: "nccl")
+        yield seen
 
 
 @pytest.fixture
-def run_on_gpu(bench, gpus, monkeypatch):
+def gpus(stages) -> SimpleNamespace:
+    with two_gpus() as seen:
+        yield seen
+
+
+def run_on(gpus, bench, stage, *options):
     """Runs a stage with the options of a GPU's run, but a gpt2 and a text of a moment."""
+    script = bench.stages[stage]
+    folders = ["--data", bench.data, "--results-dir", bench.results]
+    small = ["--context-length", 16, "--batch-size", 2, "--max-steps", 8, "--eval-freq", 3]
+    off = [] if stage == "00_orig" else ["--no-compile"]
+    prepare_model, make_loader = script.prepare_model, script.make_loader
 
-    def run(stage, *options):
-        script = bench.stages[stage]
-        monkeypatch.setitem(script.MODELS, "gpt2", dict(layers=2, heads=2, width=32))
-        folders = ["--data", bench.data, "--results-dir", bench.results]
-        small = ["--context-length", 16, "--batch-size", 2, "--max-steps", 8, "--eval-freq", 3]
-        off = [] if stage == "00_orig" else ["--no-compile"]
-        prepare_model, make_loader = script.prepare_model, script.make_loader
+    def checked_model(model, config):
+        model.register_forward_pre_hook(lambda _, inputs: gpus.inputs.append(inputs[0]))
+        prepared = prepare_model(model, config)
+        gpus.moved = len(gpus.mode.copies), len([*model.parameters(), *model.buffers()])
+        return prepared
 
-        def checked_model(model, config):
-            model.register_forward_pre_hook(lambda _, inputs: gpus.inputs.append(inputs[0]))
-            prepared = prepare_model(model, config)
-            gpus.moved = len(gpus.mode.copies), len([*model.parameters(), *model.buffers()])
-            return prepared
+    def noted_loader(*arguments):
+        gpus.loader = make_loader(*arguments)
+        return gpus.loader
 
-        def noted_loader(*arguments):
-            gpus.loader = make_loader(*arguments)
-            return gpus.loader
-
-        seams = dict(prepare_model=checked_model, make_loader=noted_loader)
-        with mock.patch.multiple(script, **seams), gpus.mode:
-            return call_main(script, *folders, *small, *off, *options)
-
-    return run
+    seams = dict(prepare_model=checked_model, make_loader=noted_loader)
+    with (
+        mock.patch.dict(script.MODELS, gpt2=dict(layers=2, heads=2, width=32)),
+        mock.patch.multiple(script, **seams),
+        gpus.mode,
+    ):
+        return call_main(script, *folders, *small, *off, *options)
 
 
 def test_a_rank_that_sees_its_own_gpu_alone(gpus, stages, monkeypatch):
@@ -626,59 +651,101 @@ def test_the_defaults_are_the_published_experiment(stage, stages, gpus, monkeypa
     assert {name: getattr(config, name) for name in published} == published
 
 
-@pytest.mark.parametrize(
-    "stage",
-    [pytest.param(stage, marks=[pytest.mark.slow] * (stage != STAGES[1])) for stage in STAGES],
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(stage, marks=[pytest.mark.slow] * (stage != STAGES[1])) for stage in STAGES
+    ],
 )
-def test_record_of_a_gpu(stage, bench, gpus, run_on_gpu, monkeypatch):
-    script, rank, optimized = bench.stages[stage], stage.startswith("02"), stage != "00_orig"
-    device = "cuda:1" if rank else "cuda"
-    if rank:  # the first of a job, but the second here: only LOCAL_RANK is the GPU
-        monkeypatch.setattr(script, "LOCAL_RANK", 1)
-    result = run_on_gpu(stage)
+def gpu_run(request, tmp_path_factory, stages) -> SimpleNamespace:
+    """A run of each script on a GPU. Of 02 it is the first rank of a job, but the second here: only
+    LOCAL_RANK is the GPU."""
+    stage, bench = request.param, Bench(tmp_path_factory.mktemp("gpu"), stages)
+    is_rank = stage == STAGES[2]
+    with contextlib.ExitStack() as stack:
+        gpus = stack.enter_context(two_gpus())
+        if is_rank:
+            stack.enter_context(mock.patch.object(stages[stage], "LOCAL_RANK", 1))
+        result = run_on(gpus, bench, stage)
+        waits = Event.waits
     assert result.returncode == 0, result.stderr
     start, *logs, epoch, end = bench.record()
-    config = start["config"]
-    assert (config["model"], config["device"], config["dtype"], config["matmul_precision"]) == (
-        "gpt2",
-        "cuda",
-        *(("bfloat16", "high") if optimized else ("float32", "highest")),
+    return SimpleNamespace(
+        stage=stage,
+        is_optimized=stage != STAGES[0],
+        is_rank=is_rank,
+        gpus=gpus,
+        waits=waits,
+        out=result.stdout,
+        record_name=next(bench.results.iterdir()).name,
+        config=start["config"],
+        logs=logs,
+        epoch=epoch,
+        end=end,
     )
-    assert f"\nDevice: cuda ({GPU})\n" in result.stdout
-    assert next(bench.results.iterdir()).name.startswith(f"{stage}-cuda-")
 
+
+def test_a_gpu_trains_gpt2_in_the_types_of_the_script(gpu_run):
+    types = ("bfloat16", "high") if gpu_run.is_optimized else ("float32", "highest")
+    names = "model", "device", "dtype", "matmul_precision"
+    assert [gpu_run.config[name] for name in names] == ["gpt2", "cuda", *types]
+    manual = gpu_run.end["attention_backend"] == "manual"
+    assert gpu_run.end["attention_backend"] and manual is not gpu_run.is_optimized
+
+
+def test_a_gpu_is_named_in_the_output_and_the_record(gpu_run):
+    assert f"\nDevice: cuda ({GPU})\n" in gpu_run.out
+    assert gpu_run.record_name.startswith(f"{gpu_run.stage}-cuda-")
+
+
+def test_the_memory_of_a_gpu_is_that_of_the_ranks_own(gpu_run):
     memory = dict(reserved_gb=2.5, peak_reserved_gb=4.5)
-    assert epoch | memory == epoch and end | memory == end
-    assert "\nReserved memory: 2.5000 GB\n" in result.stdout
-    assert gpus.asked == {device}
+    for event in (gpu_run.epoch, gpu_run.end):
+        assert event | memory == event
+    assert "\nReserved memory: 2.5000 GB\n" in gpu_run.out
+    assert gpu_run.gpus.asked == {"cuda:1" if gpu_run.is_rank else "cuda"}
 
-    # Events a quarter of a second apart; evaluation lies between two intervals.
-    assert [log["step"] for log in logs] == [0, 3, 6, 7]
-    assert [log["seconds"] for log in logs] == [[0.25], [0.25] * 3, [0.25] * 3, [0.25]]
+
+def test_steps_on_a_gpu_are_timed_between_events(gpu_run):
+    """A quarter of a second apart; evaluation lies between two intervals."""
     rate = 2 * 16 / 0.25
-    assert {log["step_tok_per_sec"] for log in logs} == {rate}
-    assert end["avg_tok_per_sec"] == rate
-    assert f"Median step tok/sec: {rate:.0f}\n" in result.stdout
-    assert end["status"] == "complete"
-    assert Event.waits == len(logs)  # between two lines nothing waits for the GPU
+    assert [log["step"] for log in gpu_run.logs] == [0, 3, 6, 7]
+    assert [log["seconds"] for log in gpu_run.logs] == [[0.25], [0.25] * 3, [0.25] * 3, [0.25]]
+    assert {log["step_tok_per_sec"] for log in gpu_run.logs} == {rate}
+    assert (gpu_run.end["status"], gpu_run.end["avg_tok_per_sec"]) == ("complete", rate)
+    assert f"Median step tok/sec: {rate:.0f}\n" in gpu_run.out
 
-    assert gpus.moved[0] == gpus.moved[1] > 0  # every parameter and buffer
+
+def test_nothing_waits_for_the_gpu_between_two_lines(gpu_run):
+    assert gpu_run.waits == len(gpu_run.logs)
+
+
+def test_the_model_and_its_inputs_are_on_the_ranks_gpu(gpu_run):
+    gpus = gpu_run.gpus
+    copies, tensors = gpus.moved
+    assert copies == tensors > 0
     assert all(hasattr(ids_BT, "on_gpu") for ids_BT in gpus.inputs)
-    assert gpus.chosen == [1 if rank else 0]
-    assert gpus.mode.devices == ({"cuda:1", "cuda"} if rank else {"cuda"})
-    assert gpus.groups == ([("nccl", torch.device("cuda:1"))] if rank else [])
-    assert gpus.loader.pin_memory is optimized
-    # From pinned memory x and y of each of the 8 steps are copied without waiting.
-    assert sum(gpus.mode.copies) == (2 * 8 if optimized else 0)
-    assert end["attention_backend"] and (end["attention_backend"] == "manual") is not optimized
+    assert gpus.chosen == [1 if gpu_run.is_rank else 0]
+    assert gpus.mode.devices == ({"cuda:1", "cuda"} if gpu_run.is_rank else {"cuda"})
+
+
+def test_ranks_on_gpus_talk_by_nccl(gpu_run):
+    groups = [("nccl", torch.device("cuda:1"))] if gpu_run.is_rank else []
+    assert gpu_run.gpus.groups == groups
+
+
+def test_optimized_scripts_copy_from_pinned_memory_without_waiting(gpu_run):
+    """x and y of each of the 8 steps."""
+    assert gpu_run.gpus.loader.pin_memory is gpu_run.is_optimized
+    assert sum(gpu_run.gpus.mode.copies) == (2 * 8 if gpu_run.is_optimized else 0)
 
 
 @pytest.mark.parametrize(
     ("stage", "device", "gpu"), [("00_orig", "cuda:1", [1]), (OF_01, "cpu", [])]
 )
-def test_a_device_that_is_named(bench, gpus, run_on_gpu, stage, device, gpu):
+def test_a_device_that_is_named(bench, gpus, stage, device, gpu):
     """--device cpu leaves the GPU alone."""
-    result = run_on_gpu(stage, "--device", device, "--model", "gpt2")
+    result = run_on(gpus, bench, stage, "--device", device, "--model", "gpt2")
     assert result.returncode == 0, result.stderr
     assert gpus.chosen == gpu and gpus.asked == ({device} if gpu else set())
     assert gpus.mode.devices == ({device} if gpu else set())

@@ -1,7 +1,6 @@
 """What a run of each of the three scripts prints and leaves."""
 
 import hashlib
-import math
 import os
 import re
 import shutil
@@ -14,7 +13,16 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from conftest import ONE_RANK, ROOT, STAGES, call_main, environment, run_python, write_tokens
+from conftest import (
+    ONE_RANK,
+    ROOT,
+    STAGES,
+    Bench,
+    call_main,
+    environment,
+    run_python,
+    write_tokens,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,36 +57,64 @@ LOG = {
 }
 
 
-@pytest.mark.parametrize("stage", [*STAGES[:2], pytest.param(STAGES[2], marks=pytest.mark.slow)])
-def test_output_and_record(stage, bench):
-    """02 with two ranks; its limit counts the tokens of both."""
-    ranks = 2 if stage.startswith("02") else 1
-    limit = ["--max-tokens", 330] if ranks == 2 else ["--max-steps", 6]
-    run = bench.run if ranks == 2 else bench.main
-    result = run(stage, *limit, "--eval-freq", 2)
+@pytest.fixture(
+    scope="module", params=[*STAGES[:2], pytest.param(STAGES[2], marks=pytest.mark.slow)]
+)
+def done(request, tmp_path_factory, stages) -> SimpleNamespace:
+    """A run of each script that has come to its end, after 6 steps; of 02 one with two ranks, whose
+    limit counts the tokens of both."""
+    stage, bench = request.param, Bench(tmp_path_factory.mktemp("run"), stages)
+    if stage == STAGES[2]:
+        ranks, source = 2, bench.program(stage)
+        result = bench.run(stage, "--max-tokens", 330, "--eval-freq", 2)
+    else:
+        ranks, source = 1, ROOT / f"{stage}.py"
+        result = bench.main(stage, "--max-steps", 6, "--eval-freq", 2)
     assert result.returncode == 0, result.stderr
-    out = result.stdout
-    assert "torch.compile" not in out + result.stderr  # --no-compile is silent
-    cuda = re.escape(torch.version.cuda or "n/a")
-    for form in (
+    start, *logs, epoch, end = bench.record()  # one record, whatever the number of ranks
+    return SimpleNamespace(
+        stage=stage,
+        is_optimized=stage != STAGES[0],
+        ranks=ranks,
+        tokens_per_step=2 * 16 * ranks,
+        source=source,
+        bench=bench,
+        out=result.stdout,
+        err=result.stderr,
+        start=start,
+        config=start["config"],
+        logs=logs,
+        seconds=[log["seconds"] for log in logs],
+        epoch=epoch,
+        end=end,
+    )
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
         r"^PyTorch version: \S+$",
         r"^Device: cpu \(.+\)$",
-        rf"^CUDA version: {cuda}$",
+        rf"^CUDA version: {re.escape(torch.version.cuda or 'n/a')}$",
         r"^Model: cpu-demo, [\d,]+ parameters$",
         r"^Record: .+\.jsonl$",
         r"^\d+ steps per epoch, 6 in all$",
         r"^Every effort moves you",
         r"^Reserved memory: \d+\.\d{4} GB$",
-    ):
-        assert len(re.findall(form, out, re.M)) == 1, form
-    lines = LINE.findall(out)
-    assert len(lines) == out.count("Step tok/sec: ") == 4  # nothing but the published form
+    ],
+)
+def test_a_run_prints_once(done, form):
+    assert len(re.findall(form, done.out, re.MULTILINE)) == 1
 
-    start, *logs, epoch, end = bench.record()  # one record, whatever the number of ranks
-    assert [log["event"] for log in logs] == ["log"] * 4
-    assert [log["step"] for log in logs] == [0, 2, 4, 5]
-    assert [log["tokens"] for log in logs] == [(log["step"] + 1) * 2 * 16 * ranks for log in logs]
-    for line, log in zip(lines, logs, strict=True):
+
+def test_no_compile_is_silent(done):
+    assert "torch.compile" not in done.out + done.err
+
+
+def test_a_line_of_figures_has_the_published_form(done):
+    lines = LINE.findall(done.out)
+    assert len(lines) == done.out.count("Step tok/sec: ") == len(done.logs)
+    for line, log in zip(lines, done.logs, strict=True):
         assert line == (
             str(log["epoch"]),
             f"{log['step']:06d}",
@@ -87,59 +123,91 @@ def test_output_and_record(stage, bench):
             f"{log['step_tok_per_sec']:.0f}",
             f"{log['avg_tok_per_sec'] or 0:.0f}",
         )
-    assert all(log.keys() == LOG for log in logs)
-    seconds = [second for log in logs for second in log["seconds"]]
-    assert [len(log["seconds"]) for log in logs] == [1, 2, 2, 1] and min(seconds) > 0
-    # The average leaves out the first step, and among ranks each first one after an evaluation.
-    steady = [
-        second
-        for log in logs
-        for second in (log["seconds"] if ranks == 1 else log["seconds"][1:] or log["seconds"])
-    ][1:]
-    per_step = 2 * 16 * ranks
-    assert math.isclose(logs[-1]["avg_tok_per_sec"], per_step * len(steady) / sum(steady))
 
-    source = bench.program(stage) if ranks == 2 else ROOT / f"{stage}.py"
-    optimized = stage != "00_orig"
-    assert start.keys() == START and start["schema"] == 3 and start["stage"] == stage
-    assert start["source_sha256"] == hashlib.sha256(source.read_bytes()).hexdigest()
-    assert start["data"]["corpus"] == "alphabet" and start["data"]["tokenizer"] == "bytes"
-    assert start["environment"].keys() == {"torch", "cpu", "threads", "gpu"}
-    assert start["environment"]["torch"] == torch.__version__
+
+def test_lines_are_eval_freq_steps_apart(done):
+    """And one is at the end. The tokens are those of all ranks."""
+    assert [log["step"] for log in done.logs] == [0, 2, 4, 5]
+    assert [log["tokens"] for log in done.logs] == [
+        steps * done.tokens_per_step for steps in (1, 3, 5, 6)
+    ]
+    assert [len(seconds) for seconds in done.seconds] == [1, 2, 2, 1]
+    assert min(min(seconds) for seconds in done.seconds) > 0
+
+
+def test_the_average_leaves_out_steps_that_wait(done):
+    """The first one, and among ranks each first one after an evaluation but the last."""
+    one, (two, three), (four, five), (six,) = done.seconds
+    counted = [two, three, four, five, six] if done.ranks == 1 else [three, five, six]
+    average = done.tokens_per_step * len(counted) / sum(counted)
+    assert done.logs[-1]["avg_tok_per_sec"] == pytest.approx(average)
+    assert done.end["avg_tok_per_sec"] == done.logs[-1]["avg_tok_per_sec"]
+
+
+def test_the_median_leaves_out_two_steps_of_warm_up(done):
+    """Of the steps of two ranks that count two remain, too few for it."""
+    if done.ranks == 2:
+        assert "Median" not in done.out
+        return
+    seconds = [second for interval in done.seconds for second in interval]
+    rates = [done.tokens_per_step / second for second in seconds[2:]]
+    assert done.out.rstrip().endswith(f"\nMedian step tok/sec: {np.median(rates):.0f}")
+
+
+def test_every_event_has_its_fields(done):
+    assert done.start.keys() == START
+    assert all(log.keys() == LOG and log["event"] == "log" for log in done.logs)
+    assert done.epoch.keys() == EPOCH
+    assert done.end.keys() == END
+
+
+def test_the_start_says_what_was_run_on_what(done):
+    start, environment = done.start, done.start["environment"]
+    assert (start["schema"], start["stage"]) == (3, done.stage)
+    assert start["source_sha256"] == hashlib.sha256(done.source.read_bytes()).hexdigest()
+    assert (start["data"]["corpus"], start["data"]["tokenizer"]) == ("alphabet", "bytes")
+    assert environment.keys() == {"torch", "cpu", "threads", "gpu"}
+    assert environment["torch"] == torch.__version__
     # torchrun gives each rank one thread, and 02 its share of the cores.
-    assert start["environment"]["threads"] == (max(1, os.cpu_count() // 2) if ranks == 2 else 1)
-    config = start["config"]
-    names = {setting.name for setting in fields(bench.stages[stage].Config)}
+    assert environment["threads"] == (max(1, os.cpu_count() // 2) if done.ranks == 2 else 1)
+
+
+def test_no_path_of_this_machine_is_recorded(done):
+    assert str(done.bench.folder) not in str(done.start)
+
+
+def test_the_start_has_all_settings(done):
+    settings = {setting.name for setting in fields(done.bench.stages[done.stage].Config)}
     of_the_model = {"parameters", "flops_per_token", "world_size", "dtype", "matmul_precision"}
-    assert config.keys() == (names | of_the_model) - {"data", "results_dir"}
+    assert done.config.keys() == (settings | of_the_model) - {"data", "results_dir"}
     expected = dict(
         model="cpu-demo",
-        name=stage,
+        name=done.stage,
         device="cpu",
-        world_size=ranks,
+        world_size=done.ranks,
         batch_size=2,
         context_length=16,
         eval_freq=2,
         eval_windows=2,
         dtype="float32",
-        vocab_size=50_304 if optimized else 50_257,
-        matmul_precision="high" if optimized else "highest",
-    ) | ({"compile": False, "dtype_reason": "by --dtype"} if optimized else {})
-    assert config | expected == config
-    assert str(bench.data.parent) not in str(start)  # nothing of this machine's paths
+    )
+    if done.is_optimized:
+        expected |= dict(vocab_size=50_304, matmul_precision="high")
+        expected |= dict(compile=False, dtype_reason="by --dtype")
+    else:
+        expected |= dict(vocab_size=50_257, matmul_precision="highest")
+    assert done.config | expected == done.config
 
-    assert epoch.keys() == EPOCH
-    assert epoch["sample"].startswith("Every effort moves you")
-    assert f"Reserved memory: {epoch['reserved_gb']:.4f} GB" in out
-    assert end.keys() == END and end["status"] == "complete" and end["error"] is None
-    assert end["avg_tok_per_sec"] == logs[-1]["avg_tok_per_sec"]
-    rates = [config["batch_size"] * 16 * ranks / second for second in seconds[2:]]
-    assert end["attention_backend"] == ("flash_attention" if optimized else "manual")
-    last = out.rstrip().splitlines()[-1]
-    if ranks == 1:
-        assert last == f"Median step tok/sec: {np.median(rates):.0f}"
-    else:  # of the steps that count, two remain after the warm-up
-        assert "Median" not in out
+
+def test_an_epoch_has_a_sample_and_the_memory_that_is_printed(done):
+    assert done.epoch["sample"].startswith("Every effort moves you")
+    assert f"Reserved memory: {done.epoch['reserved_gb']:.4f} GB" in done.out
+
+
+def test_the_end_says_how_it_came(done):
+    assert (done.end["status"], done.end["error"]) == ("complete", None)
+    kernel = "flash_attention" if done.is_optimized else "manual"
+    assert done.end["attention_backend"] == kernel
 
 
 class HandClock(SimpleNamespace):

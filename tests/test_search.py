@@ -2,7 +2,10 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from math import inf, log2
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from made_up import (
@@ -34,47 +37,43 @@ POINTS = [Point(stage, *best) for stage, best in BEST.items()]
 SPEED, LOSS = {"00": 100.0, "01": 500.0, MUON: 500.0}, {"00": 8.0, "01": 7.0, MUON: 7.0}
 
 
-@pytest.fixture(autouse=True)
-def defaults(monkeypatch):
-    monkeypatch.setattr(
-        search,
-        "configurations",
-        lambda runs, *_: {
-            run.name: dict(zip(("batch_size", "learning_rate"), DEFAULT[run.stage], strict=True))
-            for run in runs
-        },
-    )
+@pytest.fixture(scope="module", autouse=True)
+def defaults():
+    """The published settings, without a process that asks the scripts."""
+
+    def configurations(runs, *_):
+        settings = {run.name: DEFAULT[run.stage] for run in runs}
+        return {
+            name: dict(batch_size=batch, learning_rate=rate)
+            for name, (batch, rate) in settings.items()
+        }
+
+    with mock.patch.object(search, "configurations", configurations):
+        yield
 
 
 def landscape(fails=lambda batch, rate: False):
     """Runs whose loss after 4,096 tokens is by so much higher as batch size and learning rate are
     off the best; after 8,192 tokens it is lower by 1."""
 
+    def run_of(run, number: int) -> dict:
+        stage = run.facts.get("stage") or run.stage or "01"
+        default_batch, default_rate = DEFAULT.get(stage, (0, 0))
+        batch = run.facts.get("batch") or default_batch
+        rate = run.facts.get("rate") or default_rate
+        best_batch, best_rate = BEST[stage]
+        off = abs(log2(batch / best_batch)) + abs(log2(rate / best_rate))
+        return dict(
+            name=run.name,
+            round=number,
+            speed=SPEED[stage],
+            loss=LOSS[stage] + off / 4,
+            error="diverged" if fails(batch, rate) else None,
+        )
+
     def runs_of(plan) -> list[dict]:
-        runs = []
-        for number in range(1, (plan.rounds or 2) + 1):
-            for run in plan.runs:
-                stage = run.facts.get("stage") or run.stage or "01"
-                batch, rate = (
-                    run.facts.get(name) or default
-                    for name, default in zip(
-                        ("batch", "rate"), DEFAULT.get(stage, (0, 0)), strict=True
-                    )
-                )
-                off = sum(
-                    abs(log2(one / best))
-                    for one, best in zip((batch, rate), BEST[stage], strict=True)
-                )
-                runs.append(
-                    dict(
-                        name=run.name,
-                        round=number,
-                        speed=SPEED[stage],
-                        loss=LOSS[stage] + off / 4,
-                        error="diverged" if fails(batch, rate) else None,
-                    )
-                )
-        return runs
+        rounds = range(1, (plan.rounds or 2) + 1)
+        return [run_of(run, number) for number in rounds for run in plan.runs]
 
     return runs_of
 
@@ -88,54 +87,86 @@ def names(plan) -> list[str]:
     return [run.name for run in plan.runs]
 
 
-def test_search(tmp_path, monkeypatch):
-    """By halving, each script with as many settings; what 00 comes to at the end is the target. The
-    times to it are measured with other seeds, each compiling anew."""
-    monkeypatch.setitem(DEFAULT, "00", (2, 2e-3))  # near enough for eight settings
-    setup = setup_of(tmp_path, max_tokens=80_000, names=f"01,00,{MUON}, {MUON}")  # each once
-    times = setup_of(tmp_path, max_tokens=80_000, epoch=True)
-    plans = []
-    for plan, _ in carry_out(Search(), setup, landscape()):
-        plans.append(plan)
+EPOCH = 80_000  # tokens
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory) -> SimpleNamespace:
+    """A search that was carried out, of 00, 01 and MUON, which is named twice: its plans, and the
+    folder of its results."""
+    folder = tmp_path_factory.mktemp("search")
+    setup = setup_of(folder, max_tokens=EPOCH, names=f"01,00,{MUON}, {MUON}")
+    with mock.patch.dict(DEFAULT, {"00": (2, 2e-3)}):  # near enough for eight settings
+        return SimpleNamespace(folder=folder, plans=measure(Search(), setup))
+
+
+def test_a_search_halves_the_settings_of_each_script(searched):
+    """Eight for an eighth of an epoch, two for a half, and the best for a whole one."""
+    tried = {
+        (plan.kind, plan.tokens): Counter(run.facts["stage"] for run in plan.runs)
+        for plan in searched.plans
+    }
+    assert tried == {
+        ("epoch-8", EPOCH // 8): dict.fromkeys(BEST, 8),
+        ("epoch-2", EPOCH // 2): dict.fromkeys(BEST, 2),
+        ("epoch", EPOCH): dict.fromkeys(BEST, 1),
+    }
+
+
+def test_a_part_of_a_search_grows_by_new_settings(searched):
+    for before, after in pairwise(searched.plans):
+        if before.kind == after.kind:
+            assert names(after)[: len(names(before))] == names(before) != names(after)
+
+
+def test_a_search_tunes_by_whole_runs_with_seeds_of_its_own(searched):
+    for plan in searched.plans:
+        assert (plan.full_length, plan.new_seeds, plan.first_seed) == (True, True, 1)
+        assert plan.targets == {}
+
+
+def test_every_setting_of_a_search_has_its_figures_in_a_table(searched):
+    for measured, rows in newest_in(searched.folder, "search"):
+        lines = rows_of_text(text_of(Search(), measured))
+        assert len(lines) == len(rows) and all(line[3] for line in lines)
+
+
+def test_a_search_ends_with_the_options_of_the_best(searched):
+    measured, _ = newest_in(searched.folder, "search")[-1]
+    text = text_of(Search(), measured)
+    for stage, (batch, rate) in BEST.items():
+        assert f"\n{stage}: --batch-size {batch} --learning-rate {rate:g}\n" in text
+
+
+def test_times_need_a_whole_search(tmp_path):
+    times = setup_of(tmp_path, max_tokens=EPOCH, epoch=True)
+    for plan, _ in carry_out(Search(), setup_of(tmp_path, max_tokens=EPOCH), landscape()):
         if plan.kind != "epoch":
             with pytest.raises(UserError, match="no whole search: python measure.py search"):
                 next(TimeToLoss().plans(times))
-    tried = {
-        (plan.kind, plan.tokens): Counter(run.facts["stage"] for run in plan.runs) for plan in plans
-    }
-    assert tried == {
-        phase: dict.fromkeys(BEST, count)
-        for phase, count in (
-            (("epoch-8", 10_000), 8),
-            (("epoch-2", 40_000), 2),
-            (("epoch", 80_000), 1),
-        )
-    }
-    for before, after in zip(plans, plans[1:], strict=False):
-        if before.kind == after.kind:
-            assert names(after)[: len(names(before))] == names(before) != names(after)
-        assert (after.full_length, after.new_seeds, after.first_seed, after.targets) == (
-            True,
-            True,
-            1,
-            {},
-        )
-    for measured, rows in newest_in(tmp_path, "search"):
-        text = text_of(Search(), measured)
-        assert [bool(line[3]) for line in rows_of_text(text)] == [True] * len(rows)
-    for stage, (batch, rate) in BEST.items():
-        assert f"\n{stage}: --batch-size {batch} --learning-rate {rate:g}\n" in text
-    (plan,) = measure(TimeToLoss(), times)
+    assert next(TimeToLoss().plans(times))
+
+
+def test_times_are_those_of_the_best_settings_to_the_loss_of_00(searched):
+    """With other seeds than the search, each compiling anew."""
+    (plan,) = measure(TimeToLoss(), setup_of(searched.folder, max_tokens=EPOCH, epoch=True))
+    first, *_ = names(plan)
     assert [Point(**run.facts) for run in plan.runs] == POINTS
-    assert [run.compared_to for run in plan.runs] == [None, *names(plan)[:1] * 2]
-    assert (plan.kind, plan.targets, plan.tokens) == ("epoch", {search.TARGET: 7.0}, 160_000)
+    assert [run.compared_to for run in plan.runs] == [None, first, first]
+    assert (plan.kind, plan.targets, plan.tokens) == ("epoch", {search.TARGET: 7.0}, 2 * EPOCH)
     assert (plan.first_seed, plan.new_seeds, plan.cold_rounds) == (123, True, 2)
-    for changes, why in (
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
         (dict(options=["--dropout", "0"]), "with other options"),
         (dict(machine=MACHINE), "on another machine"),
-    ):
-        with pytest.raises(UserError, match=f"was measured {why}"):
-            next(TimeToLoss().plans(setup_of(tmp_path, epoch=True, **changes)))
+    ],
+)
+def test_times_need_a_search_of_the_same_kind(searched, changes, difference):
+    with pytest.raises(UserError, match=f"was measured {difference}"):
+        next(TimeToLoss().plans(setup_of(searched.folder, epoch=True, **changes)))
 
 
 def test_settings_that_fail_come_last(tmp_path):

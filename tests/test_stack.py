@@ -288,9 +288,9 @@ def test_words_of_a_line_are_merged(mine, edit, both):
     )
     if both is None:
         with pytest.raises(stack.Conflict):
-            stack.merge(base, ours, theirs, "it", words=True)
+            stack.merge(base, ours, theirs, "it", stack.by_words)
     else:
-        merged = stack.merge(base, ours, theirs, "it", words=True)
+        merged = stack.merge(base, ours, theirs, "it", stack.by_words)
         assert merged == f"one\n{both}\nthree\n".encode()
     with pytest.raises(stack.Conflict):
         stack.merge(base, ours, theirs, "it")
@@ -593,7 +593,7 @@ def test_composed_alone_it_is_the_variant_and_on_02_too(made_once):
     scripts, conflicts = stack.rebuild_all(ROOT), set()
     for variant in VARIANTS:
         note, _, text = stack.compose([variant.name]).partition(b"\n")
-        if packages := stack.packages_of(variant):
+        if packages := stack.packages_of([variant]):
             check = stack.CHECK.format(packages).encode()
             assert text.count(check) == 1
             text = text.replace(check, b"")
@@ -744,7 +744,7 @@ def test_lines_that_both_sides_add_are_joined():
     joined = base.replace(b"import b", b"import c\nimport d").replace(
         b"= 1\n", b"= 1\n    y: int = 2\n    z: int = 3\n"
     )
-    assert stack.merge(base, theirs, ours, "it", join=True) == joined
+    assert stack.merge(base, theirs, ours, "it", stack.by_joining) == joined
     for line, place in ((b"    x: int = 1", "class Config"), (b"    return 1", "def f")):
         with pytest.raises(stack.Conflict, match=f"it conflicts with another change at .*{place}"):
             stack.merge(
@@ -752,7 +752,7 @@ def test_lines_that_both_sides_add_are_joined():
                 base.replace(line, line + b"2"),
                 base.replace(line, line + b"3"),
                 "it",
-                join=True,
+                stack.by_joining,
             )
     with pytest.raises(stack.Conflict, match="another change at line 2, the imports"):
         stack.merge(base, theirs, ours, "it")
@@ -784,7 +784,7 @@ def test_contributings_clipping_is_of_all_gradients_with_muon_too(tmp_path):
     place = b"    loss.backward()\n"
     edited = base.replace(place, place + added.encode())
     own = tmp_path / "own.py"
-    own.write_bytes(stack.merge(base, edited, muon, "it", join=True))
+    own.write_bytes(stack.merge(base, edited, muon, "it", stack.by_joining))
     script = load(own)
     config = script.Config(
         **SMALL,

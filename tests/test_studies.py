@@ -99,12 +99,32 @@ def some_fail(plan: Plan) -> list[dict]:
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[:2]} {case[2]['gpus']}")
 def case(request, tmp_path_factory):
-    """A study that has been carried out with made-up runs."""
+    """A study that has been carried out with made-up runs: its plans, and each measurement with
+    its rows."""
     name, line, machine = request.param
     study, folder = STUDIES[name], tmp_path_factory.mktemp("results")
     setup = setup_for(folder, name, line, machine)
     plans = [plan for plan, _ in carry_out(study, setup, some_fail)]
-    return SimpleNamespace(study=study, plans=plans, found=newest_in(folder, name))
+    return SimpleNamespace(study=study, plans=plans, measurements=newest_in(folder, name))
+
+
+@pytest.fixture(scope="module")
+def tables(case) -> list[SimpleNamespace]:
+    """What a study shows of each measurement: on a machine's page, and as excerpts by their name.
+    Not those of a profile, which are of what a run leaves besides."""
+    if case.study.name == "profile":
+        pytest.skip("tested in test_a_profile")
+    last = {plan.kind: plan for plan in case.plans}
+    return [
+        SimpleNamespace(
+            plan=last[measured.kind],
+            kind=measured.kind,
+            rows=rows,
+            text=text_of(case.study, measured),
+            excerpts=excerpts_of(case.study, measured),
+        )
+        for measured, rows in case.measurements
+    ]
 
 
 def test_plans(case):
@@ -117,37 +137,44 @@ def test_plans(case):
             assert run.error or b"def main(" in SCRIPTS.text(run.script)
 
 
-def test_tables(case):
-    """Every run stands in them, and why it has no figures."""
-    study, plans = case.study, {plan.kind: plan for plan in case.plans}
-    if study.name == "profile":
-        return  # its tables are of what a run leaves besides
-    assert [measured.kind for measured, _ in case.found] == list(plans)
-    for measured, rows in case.found:
-        plan, text, others = (
-            plans[measured.kind],
-            text_of(study, measured),
-            excerpts_of(study, measured),
-        )
-        assert all(name.startswith(study.name) for name in others)
-        assert [row.run.name for row in rows] == [run.name for run in plan.runs]
-        for row in rows:
-            assert row.label in text and (row.error or "") in text
-        for table in (text, *others.values()):
-            lines = rows_of_text(table)
-            assert len({len(cells) for cells in lines}) == 1 if lines else "Not run here: " in table
-        errors = {run.error for run in plan.runs if run.error}
-        if len(rows) > 1 and not plan.runs[-1].error:
-            errors.add("failed: it broke")
-        for error in errors:
-            assert error in text
-            assert study.name == "stages" or any(  # which shows only what came to its end
-                error in other for other in others.values()
-            )
+def test_each_kind_of_plan_is_read_back_with_its_runs(case, tables):
+    assert [part.kind for part in tables] == list(dict.fromkeys(plan.kind for plan in case.plans))
+    for part in tables:
+        assert [row.run.name for row in part.rows] == [run.name for run in part.plan.runs]
+
+
+def test_every_run_is_shown_with_its_error(tables):
+    for part in tables:
+        for row in part.rows:
+            assert row.label in part.text
+            assert (row.error or "") in part.text
+
+
+def test_excerpts_are_named_after_their_study(case, tables):
+    for part in tables:
+        assert all(name.startswith(case.study.name) for name in part.excerpts)
+
+
+def test_lines_of_a_table_have_as_many_cells(tables):
+    for part in tables:
+        for text in (part.text, *part.excerpts.values()):
+            lines = rows_of_text(text)
+            assert len({len(cells) for cells in lines}) == 1 if lines else "Not run here: " in text
+
+
+def test_excerpts_say_why_a_run_has_no_figures(case, tables):
+    for part in tables:
+        reasons = {run.error for run in part.plan.runs if run.error}
+        if len(part.rows) > 1 and not part.plan.runs[-1].error:
+            reasons.add("failed: it broke")  # see some_fail
+        for reason in reasons:
+            assert reason in part.text
+            if case.study.name != "stages":  # which shows only what came to its end
+                assert any(reason in excerpt for excerpt in part.excerpts.values())
 
 
 def test_pictures(case):
-    for measured, rows in case.found:
+    for measured, rows in case.measurements:
         figure = case.study.picture(measured, rows)
         name = picture_name(case.study.name, measured.kind)
         needed = rows if name == "stages" else rows[1:]
@@ -347,37 +374,70 @@ def test_nothing_larger_than_what_does_not_fit(tmp_path, memory, errors):
     assert len(lines) == len(errors) and lines[-1][1].startswith(errors[-1])
 
 
+def stages_setup(folder, gpus: int):
+    """Without GPUs, of a CPU with two cores."""
+    return setup_for(folder, "stages", machine=MACHINE | dict(gpus=gpus) if gpus else CPU)
+
+
+def options_of_stages(setup) -> set[tuple]:
+    return {run.options for run in next(STUDIES["stages"].plans(setup)).runs}
+
+
+def test_stages_are_the_three_scripts_as_they_stand(tmp_path):
+    plan = next(STUDIES["stages"].plans(stages_setup(tmp_path, gpus=4)))
+    scripts = [ROOT / name for name in (stack.FIRST, stack.LAST, stack.DDP)]
+    assert [run.script for run in plan.runs] == scripts
+    assert [run.compared_to for run in plan.runs] == [None, FIRST, LAST]
+    assert (plan.full_length, plan.tokens) == (True, None)
+    assert {run.options for run in plan.runs} == {()}
+
+
+def test_stages_have_four_rounds():
+    assert STUDIES["stages"].rounds == dict(cuda=4, cpu=4)
+
+
 @pytest.mark.parametrize(
     ("gpus", "ranks", "published"), [(0, 2, None), (1, 1, None), (4, 4, 419_259)]
 )
-def test_stages(tmp_path, gpus, ranks, published):
-    """The scripts as they stand; in a report on a GPU one epoch, unless their length is set."""
-    setup = setup_for(tmp_path, "stages", machine=MACHINE | dict(gpus=gpus) if gpus else CPU)
-    plan = next(STUDIES["stages"].plans(setup))
-    assert [run.script for run in plan.runs] == [
-        ROOT / name for name in (stack.FIRST, stack.LAST, stack.DDP)
-    ]
-    assert [run.compared_to for run in plan.runs] == [None, FIRST, LAST]
-    assert [run.published for run in plan.runs] == [12_525, 142_156, published]
-    assert (plan.runs[2].processes, plan.runs[2].torchrun) == (ranks, True)
-    assert (plan.full_length, plan.tokens) == (True, None)
-    assert {run.options for run in plan.runs} == {()}
-    assert STUDIES["stages"].rounds == dict(cuda=4, cpu=4)
-    setup.in_report = True
-    (options,) = {run.options for run in next(STUDIES["stages"].plans(setup)).runs}
-    assert options == (("--epochs", "1") if gpus else ())
+def test_02_has_a_rank_for_each_gpu_and_the_figure_of_four(tmp_path, gpus, ranks, published):
+    """Two ranks on a CPU."""
+    plan = next(STUDIES["stages"].plans(stages_setup(tmp_path, gpus)))
+    ddp = plan.runs[-1]
+    assert (ddp.processes, ddp.torchrun, ddp.published) == (ranks, True, published)
+    assert [run.published for run in plan.runs[:2]] == [12_525, 142_156]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "in_report", "args", "options"),
+    [
+        (0, False, {}, ()),
+        (0, True, {}, ()),
+        (1, False, {}, ()),
+        (1, True, {}, ("--epochs", "1")),
+        (1, True, dict(max_tokens=9), ()),
+        (1, False, dict(epochs=2), ("--epochs", "2")),
+        (0, False, dict(epochs=2), ("--epochs", "2")),
+        (0, True, dict(epochs=2, max_tokens=9), ()),
+        (1, True, dict(epochs=2, max_tokens=9), ()),
+    ],
+)
+def test_how_long_stages_train(tmp_path, gpus, in_report, args, options):
+    """In a report on a GPU one epoch, unless their length is set."""
+    setup = stages_setup(tmp_path, gpus)
+    setup.in_report = in_report
+    vars(setup.args).update(args)
+    assert options_of_stages(setup) == {options}
+
+
+def test_the_notes_of_stages_say_how_many_epochs(tmp_path):
+    """Also beside another batch size, as for a small GPU."""
+    setup = stages_setup(tmp_path, gpus=0)
     setup.args.epochs = 2
-    setup.in_report = False
     plan = next(STUDIES["stages"].plans(setup))
-    assert {run.options for run in plan.runs} == {("--epochs", "2")}
-    # At another batch size, as for a small GPU.
     plan.runs = [run.replace(options=(*run.options, "--batch-size", "4")) for run in plan.runs]
     measured = measured_with(plan, {run.name: record_events(run.name) for run in plan.runs})
     notes = STUDIES["stages"].notes(measured, rows_of(measured))
     assert "2 epochs per run." in notes[0]
-    setup.in_report = True
-    setup.args.max_tokens = 9
-    assert {run.options for run in next(STUDIES["stages"].plans(setup)).runs} == {()}
 
 
 def test_batches_of_composed_scripts(tmp_path, monkeypatch):

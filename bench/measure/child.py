@@ -138,7 +138,9 @@ def run_until(
     """Runs a command, and kills it if it takes more than `timeout` seconds."""
     began = time.perf_counter()
     try:
-        code, _, err = children.run_child(command, timeout=timeout, cores=cores, **environment)
+        code, _, err = children.run_child(
+            command, timeout=timeout, cores=cores, environment=environment
+        )
     except subprocess.TimeoutExpired:
         code, err = None, f"ended after {timeout:.0f} s: it hung, or is far too slow"
     return Ended(code, err, time.perf_counter() - began)

@@ -259,9 +259,11 @@ def run_traces(
         code, out, err = children.run_child(
             [sys.executable, "-m", "bench.predict.trace", json.dumps(requests)],
             ROOT,
-            OMP_NUM_THREADS="1",
-            CUDA_VISIBLE_DEVICES="",  # it computes nothing
-            PYTHONUTF8="1",  # PyTorch reads its own files by the locale
+            environment=dict(
+                OMP_NUM_THREADS="1",
+                CUDA_VISIBLE_DEVICES="",  # it computes nothing
+                PYTHONUTF8="1",  # PyTorch reads its own files by the locale
+            ),
         )
     if code:
         raise UserError(REFUSED + processes.error_line(err))

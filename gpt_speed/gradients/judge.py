@@ -24,38 +24,33 @@ class Check:
     judged: int  # tensors, of how many:
     of: int
     worst: float  # of those
-    rounding: float  # the most that rounding alone does to one of those
+    rounding: float | None = None  # the most that rounding alone does to one of those
     wrong: dict[str, float] = field(default_factory=dict)  # how far tensors are off
     is_numeric: bool = False
 
 
-def exact(name: str, tensors: dict, again: dict, type: str) -> Check:
-    """Judges the gradients of a compiled program by those of the uncompiled one, and by what
-    changing the weights by rounding does to the latter."""
-    roundings = {tensor: error_of(facts) for tensor, facts in again.items()}
-    return judged_by(name, tensors, roundings, TIMES, FLOOR[type])
-
-
-def rounded(name: str, tensors: dict, uncompiled: dict, type: str) -> Check:
-    """Judges the gradients of a compiled program with autocast, relative to those in float32, by
-    how far the uncompiled one with autocast is off."""
-    roundings = {tensor: error_of(facts) for tensor, facts in uncompiled.items()}
-    return judged_by(name, tensors, roundings, TIMES, FLOOR[type])
-
-
-def judged_by(name: str, tensors: dict, roundings: dict, times: float, floor: float) -> Check:
+def by_other_run(name: str, tensors: dict, roundings: dict, type: str) -> Check:
+    """Judges the gradients of a compiled program by how far each tensor is from that of the
+    uncompiled one, and by how far rounding alone brings that."""
+    rounding_of = {tensor: error_of(facts) for tensor, facts in roundings.items()}
     errors = {
         tensor: error_of(facts)
         for tensor, facts in tensors.items()
-        if roundings.get(tensor, 0) <= HIDDEN
+        if rounding_of.get(tensor, 0) <= HIDDEN
     }
     wrong = {
         tensor: error
         for tensor, error in errors.items()
-        if not error <= floor + times * roundings.get(tensor, 0)
+        if not error <= FLOOR[type] + TIMES * rounding_of.get(tensor, 0)
     }
-    rounding = max((roundings.get(tensor, 0) for tensor in errors), default=0)
-    return Check(name, len(errors), len(tensors), max(errors.values(), default=0), rounding, wrong)
+    return Check(
+        name,
+        judged=len(errors),
+        of=len(tensors),
+        worst=max(errors.values(), default=0),
+        rounding=max((rounding_of.get(tensor, 0) for tensor in errors), default=0),
+        wrong=wrong,
+    )
 
 
 def error_of(facts: list[float]) -> float:
@@ -63,21 +58,23 @@ def error_of(facts: list[float]) -> float:
     return facts[0] if isfinite(facts[0]) else inf
 
 
-def numeric(name: str, facts: dict) -> Check:
+def by_numbers(name: str, facts: dict) -> Check:
     """Judges gradients by numeric derivatives, where those are certain enough."""
-    errors, wrong, uncertainties = {}, {}, [0.0]
+    errors, bounds = {}, {}
     for tensor, (derivative, uncertain, autograd) in facts["derivatives"].items():
         size = max(abs(derivative), abs(autograd), TINY)
         if not isfinite(derivative + autograd):
-            errors[tensor] = wrong[tensor] = inf
+            errors[tensor], bounds[tensor] = inf, NUMERIC
         elif uncertain < CERTAIN * size:
             errors[tensor] = abs(derivative - autograd) / size
-            uncertainties.append(uncertain / size)
-            if errors[tensor] > max(NUMERIC, 4 * uncertain / size):
-                wrong[tensor] = errors[tensor]
-    worst = max(errors.values(), default=0)
+            bounds[tensor] = max(NUMERIC, 4 * uncertain / size)
     return Check(
-        name, len(errors), facts["weights"], worst, max(uncertainties), wrong, is_numeric=True
+        name,
+        judged=len(errors),
+        of=facts["weights"],
+        worst=max(errors.values(), default=0),
+        wrong={tensor: error for tensor, error in errors.items() if error > bounds[tensor]},
+        is_numeric=True,
     )
 
 

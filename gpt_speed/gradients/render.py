@@ -11,7 +11,7 @@ def screen(answer: Answer) -> str:
     """Writes an answer in Markdown."""
     head = (
         f"First gradients of {answer.command[0 if answer.command[0] != '-m' else 1]}:"
-        f" {counted(answer.weights, 'tensor')}, {counted(answer.backwards, 'backward pass', 'es')}"
+        f" {counted(answer.tensors, 'tensor')}, {counted(answer.backwards, 'backward pass', 'es')}"
         f" before the first update: **{answer.verdict}**"
     )
     lines = [head, "", *(f"- {line_of(check)}" for check in answer.checks)]
@@ -32,12 +32,12 @@ def line_of(check: Check) -> str:
     """Writes one comparison."""
     state = "wrong" if check.wrong else "right"
     if not check.judged:
-        return f"{check.name}: rounding hides all gradients"
+        return f"{check.name}: nothing could be told, for rounding"
     tensors = f"{check.judged} of {counted(check.of, 'tensor')}"
-    return (
-        f"{check.name}: {state}, {tensors}; the worst is off by {check.worst:.0e} of its norm,"
-        f" by rounding alone {check.rounding:.0e}"
-    )
+    line = f"{check.name}: {state}, {tensors}, the worst is off by {check.worst:.0e}"
+    if check.rounding is None:
+        return line
+    return f"{line} (by rounding alone {check.rounding:.0e})"
 
 
 def as_json(answer: Answer) -> dict:
@@ -46,7 +46,7 @@ def as_json(answer: Answer) -> dict:
         version=1,
         command=answer.command,
         verdict=answer.verdict,
-        tensors=answer.weights,
+        tensors=answer.tensors,
         backward_passes=answer.backwards,
         checks=[
             dict(

@@ -6,12 +6,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from gpt_speed import children
 from gpt_speed.common import UserError
-from gpt_speed.gradients.judge import UNIT, Check, exact, numeric, rounded, unlike
+from gpt_speed.gradients.judge import UNIT, Check, by_numbers, by_other_run, unlike
 
 CHILD = Path(__file__).with_name("child.py")
 JITTER = 4  # roundings by which weights are changed, to see what rounding does to gradients
@@ -23,7 +23,28 @@ MENDS = {
     "memory_budget": "torch._functorch.config.activation_memory_budget = 1",
     "aot_eager": 'torch.compile(..., backend="aot_eager"), which leaves Inductor out',
 }
-VARIABLES = dict(mix_order_reduction=dict(TORCHINDUCTOR_MIX_ORDER_REDUCTION="0"))
+VARIABLES = {"mix_order_reduction": {"TORCHINDUCTOR_MIX_ORDER_REDUCTION": "0"}}
+
+
+@dataclass(frozen=True)
+class Order:
+    """How the script runs, as child.py explains."""
+
+    compiled: bool = False
+    keep: str = ""
+    compare: str = ""
+    float32: bool = False
+    same_masks: bool = True
+    jitter: float = 0.0
+    switches: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def environment(self) -> dict[str, str]:
+        variables = dict(PYTHONHASHSEED="0", TORCH_COMPILE_DISABLE="0" if self.compiled else "1")
+        for switch in self.switches:
+            variables |= VARIABLES.get(switch, {})
+        return variables
 
 
 @dataclass
@@ -31,7 +52,7 @@ class Answer:
     """What is known of a script's gradients."""
 
     command: list[str]
-    weights: int = 0  # tensors that have gradients
+    tensors: int = 0  # that have gradients
     backwards: int = 0  # passes before the update
     checks: list[Check] = field(default_factory=list)
     mends: list[str] = field(default_factory=list)  # of MENDS, with each of which they are right
@@ -49,124 +70,162 @@ class Answer:
 
 
 class Script:
-    """Starts a script, with its compiler or without, each time in a process of its own."""
+    """Starts a script until its first update, each time in a process of its own."""
 
     def __init__(self, command: list[str], python: str, minutes: float, folder: Path):
         self.command, self.python, self.minutes, self.folder = command, python, minutes, folder
 
-    def run(self, what: str, compiled: bool, switches: tuple[str, ...] = (), **order) -> dict:
-        """Returns what child.py reports of a run until the first update. Raises UserError where
-        it doesn't come to one."""
+    @property
+    def name(self) -> str:
+        return self.command[1] if self.command[0] == "-m" else self.command[0]
+
+    def run(self, what: str, order: Order) -> dict:
+        """Returns what child.py reports; `what` says to a reader how the script runs. Raises
+        UserError where it makes no update."""
         began = time.monotonic()
         report = self.folder / f"{what}.json"
-        orders = dict(
-            report=str(report),
-            keep="",
-            compare="",
-            float32=False,
-            same_masks=True,
-            jitter=0,
-            switches=switches,
-            seconds=0,
-        )
-        environment = dict(PYTHONHASHSEED="0", TORCH_COMPILE_DISABLE=str(int(not compiled)))
-        for switch in switches:
-            environment |= VARIABLES.get(switch, {})
+        words = json.dumps(asdict(order) | dict(report=str(report)))
         children.rewind_stdin()
-        child = [self.python, CHILD, json.dumps(orders | order), *self.command]
         try:
-            code, out, err = children.run_child(child, timeout=60 * self.minutes, **environment)
+            code, out, err = children.run_child(
+                [self.python, CHILD, words, *self.command],
+                timeout=60 * self.minutes,
+                environment=order.environment,
+            )
             problem = f"{children.ending(code)}, before its first update"
         except subprocess.TimeoutExpired as stuck:
             out, err = map(children.decoded, (stuck.stdout, stuck.stderr))
             problem = f"made no update in {self.minutes:g} minutes: see --minutes"
         if not report.exists():
             print(err or out, file=sys.stderr, end="")
-            raise UserError(f"{self.command[0]} {problem}")
+            raise UserError(f"{self.name} {problem}")
         facts = json.loads(report.read_text(encoding="utf-8"))
-        if facts["how"] == "failed":
-            print(err, file=sys.stderr, end="")
-            raise UserError(f"{self.command[0]} failed, {what}: {facts['error']}")
-        if facts["how"] == "ended":
-            raise UserError(
-                f"{self.command[0]} made no update by an optimizer of torch.optim in its own"
-                " process",
-                3,
-            )
+        self.check(facts, what, err)
         print(f"{what}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         return facts
+
+    def check(self, facts: dict, what: str, err: str) -> None:
+        """Raises UserError unless a run came to its first update."""
+        if facts["how"] == "failed":
+            print(err, file=sys.stderr, end="")
+            raise UserError(f"{self.name} failed, {what}: {facts['error']}")
+        if facts["how"] == "ended":
+            update = "made no update by an optimizer of torch.optim"
+            raise UserError(f"{self.name} {update} in its own process", 3)
 
 
 def gradients(command: list[str], python: str, minutes: float) -> Answer:
     """Returns what is known of a script's first gradients. Raises UserError."""
     if "RANK" in os.environ:
-        raise UserError("start it without torchrun, with one process", 2)
+        raise UserError("start it without torchrun, as one process", 2)
     children.keep_stdin()
     with tempfile.TemporaryDirectory() as folder:
         script = Script(command, python, minutes, Path(folder))
-        return compared(script, Answer(command))
+        comparison = Comparison(script, Answer(command))
+        comparison.compare()
+    return comparison.answer
 
 
-def compared(script: Script, answer: Answer) -> Answer:
-    """Compares the gradients, and returns the answer. Raises UserError."""
-    kept, kept_float32 = script.folder / "kept.pt", script.folder / "float32.pt"
-    plain = script.run("uncompiled", False, keep=str(kept))
-    answer.weights, answer.backwards = plain["weights"], plain["backwards"]
-    if plain["updates"]:
-        answer.notes.append("the optimizer computes gradients in a closure: not compared")
-        return answer
-    mode = dict(float32=bool(plain["autocast"]))
-    base = plain
-    if mode["float32"]:
-        base = script.run(
-            "uncompiled, autocast off",
-            False,
-            keep=str(kept_float32),
-            compare=str(kept),
-            **mode,
-        )
-        kept = kept_float32
-    coarse = coarsest(base["types"])
-    again = script.run(
-        "uncompiled, weights changed by rounding",
-        False,
-        compare=str(kept),
-        jitter=JITTER * UNIT[coarse],
-        **mode,
-    )
-    if reason := unlike(base, again, JITTER * UNIT[coarse]):
-        answer.notes.append(f"uncompiled it isn't the same twice: {reason}")
-        return answer
-    risks = risks_of(base)
-    if plain["compiles"]:
-        compiled = script.run("compiled", True, compare=str(kept), **mode)
-        risks += [f"a memory budget of {compiled['budget']}"] if compiled["budget"] < 1 else []
-        name = f"compiled to uncompiled, in {coarse}"
-        answer.checks.append(exact(name, compiled["tensors"], again["tensors"], coarse))
-        if mode["float32"]:
-            as_it_is = script.run("compiled, with autocast", True, compare=str(kept))
-            answer.checks.append(
-                rounded(
-                    f"compiled to uncompiled, in {plain['autocast']}",
-                    as_it_is["tensors"],
-                    base["tensors"],
-                    plain["autocast"],
-                )
-            )
-    else:
-        answer.notes.append("nothing is compiled")
-    if risks and coarse == "float32":
-        checked = script.run(
-            "numeric derivatives",
-            bool(plain["compiles"]),
-            same_masks=False,
-            seconds=SECONDS,
-            **mode,
-        )
-        answer.checks.append(numeric(f"numeric derivatives ({', '.join(risks)})", checked))
-    if answer.wrong and plain["compiles"]:
-        answer.mends = mends_of(script, answer.wrong[0], kept, again, coarse, mode)
-    return answer
+class Comparison:
+    """The runs of a script that are compared, where it has autocast without it, in float32."""
+
+    def __init__(self, script: Script, answer: Answer):
+        self.script, self.answer = script, answer
+        self.file = str(script.folder / "gradients.pt")  # of the uncompiled script
+        self.order = Order()  # how the script runs in all runs that are compared to that
+        self.type = "float32"  # the coarsest of the weights
+        self.plain: dict = {}  # facts of the uncompiled script
+        self.again: dict = {}  # of it with weights that are changed by rounding
+
+    def compare(self) -> None:
+        """Adds what is found to the answer. Raises UserError."""
+        as_it_is = self.script.run("uncompiled", Order(keep=self.file))
+        self.answer.tensors, self.answer.backwards = as_it_is["weights"], as_it_is["backwards"]
+        if as_it_is["updates"]:
+            self.answer.notes.append("its optimizer takes a closure, which isn't supported")
+            return
+        self.plain = as_it_is
+        if as_it_is["autocast"]:
+            self.leave_autocast()
+        self.type = coarsest(self.plain["types"])
+        self.run_again()
+        if self.answer.notes:
+            return
+        if as_it_is["compiles"]:
+            self.compare_compiled(as_it_is["autocast"])
+        else:
+            self.answer.notes.append("nothing is compiled")
+        self.differentiate()
+        if self.answer.wrong and as_it_is["compiles"]:
+            self.find_mends(self.answer.wrong[0])
+
+    def leave_autocast(self) -> None:
+        """Lets the next runs be compared to one in float32."""
+        with_autocast, self.file = self.file, str(self.script.folder / "float32.pt")
+        order = Order(keep=self.file, compare=with_autocast, float32=True)
+        self.plain = self.script.run("uncompiled, autocast off", order)
+        self.order = Order(float32=True)
+
+    def run_again(self) -> None:
+        """Finds out what rounding does to each gradient, and whether the script is the same
+        twice."""
+        jitter = JITTER * UNIT[self.type]
+        order = replace(self.order, compare=self.file, jitter=jitter)
+        self.again = self.script.run("uncompiled, weights changed by rounding", order)
+        reason = unlike(self.plain, self.again, jitter)
+        if reason:
+            self.answer.notes.append(f"uncompiled it isn't the same twice: {reason}")
+
+    def compare_compiled(self, autocast: str | None) -> None:
+        """Compares the compiled gradients to the uncompiled ones, with autocast too."""
+        order = replace(self.order, compiled=True, compare=self.file)
+        compiled = self.script.run("compiled", order)
+        self.plain["budget"] = compiled["budget"]
+        if not compiled["graphs"]:
+            self.answer.notes.append("torch.compile was called, but compiled nothing until then")
+            return
+        name = f"compiled to uncompiled, in {self.type}"
+        check = by_other_run(name, compiled["tensors"], self.again["tensors"], self.type)
+        self.answer.checks.append(check)
+        if autocast:
+            name = f"compiled to uncompiled, in {autocast}"
+            order = Order(compiled=True, compare=self.file)
+            compiled = self.script.run("compiled, with autocast", order)
+            check = by_other_run(name, compiled["tensors"], self.plain["tensors"], autocast)
+            self.answer.checks.append(check)
+
+    def differentiate(self) -> None:
+        """Compares to numeric derivatives, where masks may be drawn anew in the backward pass, or a
+        backward pass is written by hand."""
+        risks = risks_of(self.plain)
+        if not risks:
+            return
+        name = f"numeric derivatives ({', '.join(risks)})"
+        if self.type != "float32":
+            self.answer.notes.append(f"{name}: not in {self.type}, which rounds too much")
+            return
+        facts = self.script.run("numeric derivatives", self.numeric_order)
+        self.answer.checks.append(by_numbers(name, facts))
+
+    @property
+    def numeric_order(self) -> Order:
+        compiled = bool(self.plain["compiles"])
+        return replace(self.order, compiled=compiled, same_masks=False, seconds=SECONDS)
+
+    def find_mends(self, wrong: Check) -> None:
+        """Adds to the answer with which switches of the compiler a wrong check comes out right."""
+        for switch in MENDS:
+            order = replace(self.order, compiled=True, compare=self.file)
+            if wrong.is_numeric:
+                order = self.numeric_order
+            facts = self.script.run(f"with {switch}", replace(order, switches=(switch,)))
+            if wrong.is_numeric:
+                check = by_numbers(wrong.name, facts)
+            else:
+                roundings = self.again["tensors"]
+                check = by_other_run(wrong.name, facts["tensors"], roundings, self.type)
+            if check.judged and not check.wrong:
+                self.answer.mends.append(switch)
 
 
 def coarsest(types: list[str]) -> str:
@@ -178,24 +237,7 @@ def risks_of(facts: dict) -> list[str]:
     """Returns, in words, what of a script may draw other masks in the backward pass, or has a
     backward pass of its own."""
     risks = ["activation checkpointing"] if facts["checkpoints"] else []
-    return risks + [f"the autograd function {name}" for name in facts["functions"]]
-
-
-def mends_of(
-    script: Script, wrong: Check, kept: Path, again: dict, coarse: str, mode: dict
-) -> list[str]:
-    """Returns the switches of the compiler with each of which a wrong check comes out right."""
-    mends = []
-    for switch in MENDS:
-        if wrong.is_numeric:
-            order = dict(same_masks=False, seconds=SECONDS)
-        else:
-            order = dict(compare=str(kept))
-        facts = script.run(f"with {switch}", True, switches=(switch,), **order, **mode)
-        if wrong.is_numeric:
-            check = numeric(wrong.name, facts)
-        else:
-            check = exact(wrong.name, facts["tensors"], again["tensors"], coarse)
-        if not check.wrong and check.judged:
-            mends.append(switch)
-    return mends
+    risks += [f"the autograd function {name}" for name in facts["functions"]]
+    if facts["budget"] < 1:
+        risks.append(f"a memory budget of {facts['budget']:g}")
+    return risks
