@@ -77,8 +77,9 @@ def run_child(
     environment: Mapping[str, str] | None = None,
 ) -> tuple[int, str, str]:
     """Runs a child, under Linux on this many `cores` (None: all), with these variables beside its
-    environment's. It ends with this process, as all do that it has started; returns its exit code, stdout and stderr. Raises
-    subprocess.TimeoutExpired, with all of them ended, after `timeout` seconds.
+    environment's. It ends with this process, as all do that it has started. Returns its exit code,
+    stdout and stderr. Raises subprocess.TimeoutExpired, with all of them ended, after `timeout`
+    seconds.
 
     What it starts has sessions of its own and may outlive it, as torchrun's ranks do. So the
     environment, which they inherit, holds a mark by which they are found."""
