@@ -49,6 +49,12 @@ class Run:
     error: str | None = None  # why it can't run
     facts: dict[str, Any] = field(default_factory=dict, hash=False)  # for its study alone
 
+    @property
+    def epochs(self) -> int | None:
+        """How many its options ask for; None where that is left to its script."""
+        words = list(self.options)
+        return int(words[words.index("--epochs") + 1]) if "--epochs" in words else None
+
     def replace(self, **changes) -> "Run":
         """Returns a copy with changes."""
         return replace(self, **changes)

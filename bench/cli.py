@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from bench import commands
@@ -117,13 +118,16 @@ def run(args: argparse.Namespace, options: list[str]) -> int:
     """Runs a subcommand; returns its exit code. Raises UserError, StackError, OSError."""
     subcommand = args.subcommand
     is_study = isinstance(subcommand, Study)
-    here = machine.describe_here() if is_study or subcommand.needs_machine else {}
-    setup = Setup(here, Scripts(), args.data, args.results_dir, args, options)
-    return measure(subcommand, setup) if is_study else subcommand.run(setup)
+    measures = not args.dry_run if is_study else subcommand.measures
+    with measuring(args.results_dir) if measures else nullcontext():
+        here = machine.describe_here() if is_study or subcommand.needs_machine else {}
+        setup = Setup(here, Scripts(), args.data, args.results_dir, args, options)
+        return measure(subcommand, setup) if is_study else subcommand.run(setup)
 
 
 def measure(study: Study, setup: Setup) -> int:
-    """Measures a study; returns the exit code: 1 if a run failed. Raises as `run`."""
+    """Measures a study, unless only a dry run is wanted; returns the exit code: 1 if a run failed.
+    Raises as `run`."""
     args = setup.args
     if setup.machine.get("gpu_needs"):
         print(f"missing: {setup.machine['gpu_needs']}", file=sys.stderr)
@@ -133,8 +137,7 @@ def measure(study: Study, setup: Setup) -> int:
     if args.dry_run:
         dry_run(study, setup, args.rounds, resume)
         return 0
-    with measuring(setup.results):
-        _, plans = run_study(study, setup, args.rounds, resume)
+    _, plans = run_study(study, setup, args.rounds, resume)
     for measured in plans:
         print(f"\n{text_of(study, measured)}")
     print(relative(journal_of(setup.results, study.name)))

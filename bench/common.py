@@ -59,15 +59,16 @@ def trained_in(machine: dict) -> str:
 def machine_difference(one: dict, other: dict) -> str | None:
     """Returns, with both values, what keeps figures of one machine from standing for the other's;
     None where nothing does. A GPU may have another host. One name of a CPU may stand for several
-    generations, which `cpu` tells apart, and a process may have been given fewer cores."""
-    of_a_cpu = ("cpu", "threads") if one.get("device") == "cpu" else ()
-    for name in ("name", "device", "gpus", "torch", *of_a_cpu):
+    generations, which `cpu` tells apart; a process may have been given fewer cores; and
+    torch.compile may have begun to work."""
+    is_cpu = one.get("device") == "cpu"
+    for name in ("name", "device", "gpus", "torch", *(("cpu", "threads") if is_cpu else ())):
         if one.get(name) != other.get(name):
             return f"{name}: {one.get(name)}, here: {other.get(name)}"
-    cores, cores_here = one.get("cores"), other.get("cores")
-    is_recorded = cores is not None and cores_here is not None  # older journals don't tell
-    if of_a_cpu and is_recorded and cores != cores_here:
-        return f"cores: {cores}, here: {cores_here}"
+    for name in ("compiles", "cores") if is_cpu else ("compiles",):
+        values = one.get(name), other.get(name)
+        if None not in values and values[0] != values[1]:  # older journals don't tell
+            return f"{name}: {values[0]}, here: {values[1]}"
     if trained_in(one) != trained_in(other):
         return f"dtype: {trained_in(one)}, here: {trained_in(other)}"
     return None

@@ -38,6 +38,13 @@ class Session:
         """Returns a greater value, the more similar its machine is to another one."""
         return self.dtype == machine["dtype"], self.name == machine["name"]
 
+    def tells_of(self, machine: dict) -> bool:
+        """Returns whether it was on the same device; of GPUs those that train in another type tell
+        nothing."""
+        if self.device != machine["device"]:
+            return False
+        return self.device == "cpu" or self.dtype == machine["dtype"]
+
 
 def technique_names() -> dict[str, str]:
     """Returns the techniques' names by their patches, in the order of their numbers."""
@@ -53,14 +60,8 @@ def reference_sessions() -> list[Session]:
 def gains_on(machine: dict, sessions: Iterable[Session]) -> tuple[dict[str, float], str]:
     """Returns the speedup of each technique on the most similar machine, by its patch, as the
     median of that one's sessions; on other machines where it has none; and in words where it was
-    measured. A machine has a `device`, a `name` and the `dtype` that it trains in best: GPUs that
-    train in another type tell nothing."""
-    alike = [
-        session
-        for session in sessions
-        if session.device == machine["device"]
-        and (session.device == "cpu" or session.dtype == machine["dtype"])
-    ]
+    measured. A machine has a `device`, a `name` and the `dtype` that it trains in best."""
+    alike = [session for session in sessions if session.tells_of(machine)]
     if not alike:
         return {}, ""
     nearest = max(alike, key=lambda session: session.likeness(machine))

@@ -1,6 +1,7 @@
 """Derivatives of a function of one number, by its values. Only the standard library is imported."""
 
 from collections.abc import Callable
+from operator import itemgetter
 
 STEP_SIZES = 3  # that are tried, each a quarter of the one before
 
@@ -13,10 +14,11 @@ def most_certain(
     rounding alone."""
     attempts = []
     for shorter in range(STEP_SIZES):
-        attempts.append(derivative(function, step / 4**shorter, noise))
-        if attempts[-1][1] <= enough:
-            break
-    return min(attempts, key=lambda attempt: attempt[1])
+        attempt = derivative(function, step / 4**shorter, noise)
+        if attempt[1] <= enough:
+            return attempt
+        attempts.append(attempt)
+    return min(attempts, key=itemgetter(1))
 
 
 def derivative(

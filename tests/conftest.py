@@ -149,8 +149,9 @@ def run_python(*command, before=(), env: dict[str, str] | None = None, fork=True
 def forked_children(monkeypatch):
     """For tests whose tools ask children that need PyTorch: they are forked, too."""
 
-    def run_child(command, cwd=None, timeout=240, **variables):
-        done = run_python(*command[1:], cwd=cwd, timeout=timeout, env=os.environ | variables)
+    def run_child(command, cwd=None, timeout=240, environment=None):
+        variables = os.environ | (environment or {})
+        done = run_python(*command[1:], cwd=cwd, timeout=timeout, env=variables)
         return done.returncode, done.stdout, done.stderr
 
     monkeypatch.setattr("gpt_speed.children.run_child", run_child)

@@ -31,6 +31,7 @@ MACHINE = dict(
     os="Linux x86_64",
     threads=2,
     cores=2,
+    compiles=True,
     cpu="Some CPU",
     driver="570",
     capability="8.0",
@@ -290,7 +291,7 @@ class Children:
         monkeypatch.setattr(children, "HOME", build.parent)
         monkeypatch.setattr(processes, "git_commit", lambda: "0123456789abcdef")
 
-    def run_child(self, command, timeout=None, cores=None, **environment):
+    def run_child(self, command, timeout=None, cores=None, environment=None):
         command = [str(part) for part in command]
         name, seed, folder = (
             command[command.index(option) + 1] for option in ("--name", "--seed", "--results-dir")

@@ -253,6 +253,17 @@ def test_resumed(tmp_path, capsys, damage):
         assert last.machine["threads"] == 9
 
 
+def test_a_script_that_its_measurement_does_not_name(tmp_path, capsys):
+    """As where the line is damaged that names it: a script that was edited between two starts."""
+    path = write_journal(tmp_path, "x", plan_of("a"), [dict(name="a")])
+    edited = path.read_bytes().replace(b'"source_sha256": "s"', b'"source_sha256": "edited"')
+    _, *run = edited.splitlines(keepends=True)
+    path.write_bytes(path.read_bytes() + b"".join(run))
+    (found,) = read_journal(path)
+    assert [result.source_sha256 for result in found.results] == ["s"]
+    assert "another script than its measurement" in capsys.readouterr().err
+
+
 def test_what_counts(tmp_path):
     """Of a run that was repeated the last one; nothing of another script than is named last."""
     runs = [

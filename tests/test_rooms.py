@@ -23,6 +23,9 @@ ORDER = {
         "common",
     ],
     "gpt_speed": [
+        "__main__",
+        "cli",
+        "gradients",
         "audit",
         "speed",
         "cards",

@@ -4,6 +4,7 @@ long and at which batch size, with made-up runs in place of real ones; one study
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,7 +42,7 @@ from bench.catalogue import Run
 from bench.commands.doctor import Doctor, Fits
 from bench.common import ELSEWHERE, sha256
 from bench.measure import run, sizing
-from bench.measure.journal import data_of, journal_of, read_journal
+from bench.measure.journal import data_of, journal_of, locked, read_journal
 from bench.measure.plan import SCRATCH, Growth, Job
 from bench.measure.records import Status
 from bench.measure.run import Resume
@@ -217,6 +218,43 @@ def test_runs_of_another_length_are_measured_again(place, monkeypatch):
     assert place.run(place.plan("a", "b"), resume=REQUIRED) == []
 
 
+def test_runs_of_another_length_do_not_come_back_from_the_journal(place, monkeypatch):
+    """Pages read it, also where the second start ended before it measured again."""
+    batches = dict(a=4, b=1)
+    monkeypatch.setattr(
+        sizing,
+        "configurations",
+        lambda runs, setup: {
+            run.name: dict(model="cpu-demo", batch_size=batches[run.name], context_length=256)
+            for run in runs
+        },
+    )
+    place.run(place.plan("a"), rounds=2)
+    place.run(place.plan("a", "b"), resume=REQUIRED, deadline=0)
+    (kept,) = read_journal(place.path)
+    assert kept.results == []
+    place.run(place.plan("a", "b"), rounds=1, resume=REQUIRED)
+    (kept,) = read_journal(place.path)
+    assert [result.key for result in kept.results] == [("a", 1, 123), ("b", 1, 123)]
+
+
+def test_a_round_that_found_no_compilation_is_cold(place):
+    """Though the plan has it warm: somebody removed build/compiler-cache in between."""
+
+    def compile(command, environment):
+        Path(environment["TORCHINDUCTOR_CACHE_DIR"]).mkdir(parents=True, exist_ok=True)
+        return child(speed=100)(command, environment)
+
+    place.children.does["a"] = compile
+    place.run(place.plan("a"), rounds=2)
+    assert rows_of(place.measured[0])[0].cold_rounds == {1}
+    shutil.rmtree(place.folder / "build" / "compiler-cache")
+    place.run(place.plan("a"), rounds=3, resume=REQUIRED)
+    assert rows_of(place.measured[0])[0].cold_rounds == {1, 3}
+    (kept,) = read_journal(place.path)
+    assert [result.compiled for result in kept.results] == [False, True, False]
+
+
 def test_a_run_that_cannot_run(place, plan):
     plan.runs[1] = plan.runs[1].replace(error="conflict: here", script="no such script")
     assert place.run(plan) == ROUND[:2] and not place.measured[0].has_failures
@@ -253,6 +291,7 @@ def setup(**changes):
             for name, other in (("torch", "2.0"), ("threads", 1), ("cpu", "Some CPU of 2027"))
         ),
         (meta('{"tokens": {"train": 9}}'), REQUIRED, "with other tokens"),
+        (setup(machine=CPU | dict(compiles=False)), REQUIRED, "compiles: True, here: False"),
         (dict(tokens=1), REQUIRED, "with other settings: tokens"),
         (dict(targets={"best": 1.0}), REQUIRED, "with other settings: targets"),
         (
@@ -279,6 +318,17 @@ def test_what_is_refused_leaves_what_was_there(place, plan, change, resume, says
         assert error.value.code == 2
         assert str(error.value).endswith(ELSEWHERE) is (resume is IF_ANY)  # of a report
     assert place.path.read_bytes() == before
+
+
+def test_runs_of_other_epochs_are_refused(place):
+    """As of a report on a GPU, which trains for one: longer runs aren't lost to it."""
+    place.run(place.plan("a"), rounds=2)
+    shorter = place.plan("a")
+    shorter.runs = [run.replace(options=("--epochs", "1")) for run in shorter.runs]
+    with pytest.raises(UserError, match="with other settings: epochs"):
+        place.run(shorter, resume=IF_ANY)
+    (kept,) = read_journal(place.path)
+    assert len(kept.results) == 2
 
 
 def test_tokens_that_change_while_it_measures(place, plan):
@@ -918,6 +968,17 @@ def main(place, monkeypatch, capsys):
 
     run.children, run.journal = place.children, journal_of(place.setup.results, "ladder")
     return run
+
+
+@pytest.mark.parametrize("command", ["ladder", "report", "audit measure.py"])
+def test_what_may_not_run_beside_a_measurement(main, place, monkeypatch, command):
+    """It is refused before it asks for this machine, which takes seconds and a GPU's memory."""
+    monkeypatch.setattr("bench.measure.machine.describe_here", None)
+    build = place.folder / "build"
+    monkeypatch.setattr(common, "BUILD", build)
+    with locked(build):
+        code, _, err = main(*command.split())
+    assert code == 1 and err.startswith("error: another measurement of this clone is running")
 
 
 @pytest.mark.parametrize("command", [*STUDIES, "report"])

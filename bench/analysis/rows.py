@@ -149,17 +149,25 @@ class Figures:
         """What the first step of each round takes beyond a median one, compilation above all."""
         return {number: training.first_step_excess for number, training in self.by_round.items()}
 
+    @cached_property
+    def cold_rounds(self) -> set[int]:
+        """The rounds that had to compile, by the plan, or since the cache was gone."""
+        by_plan = range(1, 1 + min(self.plan.cold_rounds, max(self.by_round, default=0)))
+        return {*by_plan, *(result.round for result in self.results if result.compiled is False)}
+
     @property
     def cold_excesses(self) -> dict[int, float]:
         """Those of the rounds that had to compile."""
-        cold = self.plan.cold_rounds
-        return {number: rest for number, rest in self.excesses.items() if number <= cold}
+        return {
+            number: rest for number, rest in self.excesses.items() if number in self.cold_rounds
+        }
 
     @property
     def warm_excess(self) -> float | None:
         """What the first step takes beyond a median one, where it was compiled before."""
-        cold = self.plan.cold_rounds
-        return median_known(rest for number, rest in self.excesses.items() if number > cold)
+        return median_known(
+            rest for number, rest in self.excesses.items() if number not in self.cold_rounds
+        )
 
     def times_to(
         self, target: float, with_first_step: bool = False, missed_at_end: bool = False

@@ -1,13 +1,16 @@
 """What somebody's own training script lacks."""
 
 import json
+import os
 import sys
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
 from bench.analysis.gains import ladder_sessions
 from bench.commands import Command
 from bench.common import ROOT, relative, write_whole
+from bench.measure.journal import alone
 from bench.report.page import write_html
 from gpt_speed import cli
 from gpt_speed.audit import render
@@ -31,7 +34,10 @@ class Audit(Command):
         args = setup.args
         behind = args.module or args.script
         behind += ["--", *setup.options] if setup.options else []
-        result = cli.audited(args, [*own_sessions(setup.results), *reference_sessions()])
+        sessions = [*own_sessions(setup.results), *reference_sessions()]
+        is_first = int(os.environ.get("RANK", 0)) == 0  # of torchrun's ranks
+        with alone() if is_first else nullcontext():
+            result = cli.audited(args, sessions)
         if result is None:
             return ""
         folder = Path.cwd() if setup.results == ROOT / "results" else setup.results

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from bench.commands import Command
 from bench.common import relative
-from bench.measure.journal import measuring
 from bench.measure.machine import look_at
 from bench.measure.plan import Setup
 from bench.measure.run import Resume, run_study
@@ -29,7 +28,7 @@ class Report(Command):
     All studies but search and time-to-loss. Run it again to continue."""
 
     group = "start here"
-    needs_machine = True
+    needs_machine = measures = True
 
     def options(self, parser):
         parser.add_argument(
@@ -59,9 +58,7 @@ class Report(Command):
 
     def run(self, setup):
         """Returns the exit code: 1 if something failed."""
-        jobs = jobs_of(setup)
-        with measuring(setup.results):
-            return make_report(jobs, setup)
+        return make_report(jobs_of(setup), setup)
 
 
 def jobs_of(setup: Setup) -> list[tuple[Study, Setup]]:

@@ -90,9 +90,10 @@ def run_job(
     with tempfile.TemporaryDirectory(dir=BUILD, ignore_cleanup_errors=True) as name:
         scratch = Path(name)
         command = command_of(study, job, setup, length, scratch)
-        begin = begin_event(job, measurement, command)
+        cache = compiler_cache(job, measurement)
+        begin = begin_event(job, measurement, command, cache)
         append(journal, begin)
-        environment = compiler_cache(job, measurement) | study.environment
+        environment = cache_variables(cache) | study.environment
         timeout = HANG_SECONDS + 5 * length.seconds
         ended = run_until(timeout, command, study.cores(job.run), environment)
         check_inputs(job.run, measurement, setup)
@@ -108,7 +109,7 @@ def run_job(
     return make_result(begin, events, end)
 
 
-def begin_event(job: Job, measurement: Measurement, command: list) -> dict:
+def begin_event(job: Job, measurement: Measurement, command: list, cache: Path) -> dict:
     """Returns the journal's line of a run that begins."""
     return dict(
         event="run",
@@ -118,6 +119,7 @@ def begin_event(job: Job, measurement: Measurement, command: list) -> dict:
         seed=job.seed,
         command=printed(command),
         source_sha256=measurement.sources[job.run.name],
+        compiled=cache.exists(),
     )
 
 
@@ -174,13 +176,18 @@ def collected(study: Measurable, setup: Setup, folder: Path) -> Outcome:
     return COMPLETE
 
 
-def compiler_cache(job: Job, measurement: Measurement) -> dict[str, str]:
-    """Returns the variables that name the folder of what torch.compile keeps, one for each script
-    and options, so that studies share it. Empties it in the rounds that compile again."""
+def compiler_cache(job: Job, measurement: Measurement) -> Path:
+    """Returns the folder of what torch.compile keeps, one for each script and options, so that
+    studies share it. Empties it in the rounds that compile again."""
     key = [measurement.sources[job.run.name], job.run.options]
     cache = BUILD / "compiler-cache" / sha256(json.dumps(key).encode())[:16]
     if job.round <= measurement.plan.cold_rounds:
         remove_built(cache)
+    return cache
+
+
+def cache_variables(cache: Path) -> dict[str, str]:
+    """Returns the variables by which PyTorch and Triton keep what they compile in a folder."""
     return dict(TORCHINDUCTOR_CACHE_DIR=str(cache), TRITON_CACHE_DIR=str(cache / "triton"))
 
 

@@ -17,7 +17,7 @@ last run, with an event `gradients` for each comparison that was made:
     loss_noise   of dropout: the standard deviation of the loss by rounding alone
     refused      of dropout: why the script doesn't train with dropout; there is nothing else then
 
-It imports nothing of the tools, since torchrun starts it from anywhere.
+Of the tools it imports one function alone: torchrun starts it from anywhere.
 """
 
 import argparse
@@ -29,10 +29,9 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from operator import attrgetter
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -43,6 +42,9 @@ from torch.distributed.tensor import distribute_tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import SequentialSampler
 
+sys.path.append(str(Path(__file__).parents[2]))
+from gpt_speed.numeric import most_certain
+
 RANK = int(os.environ.get("RANK") or 0)
 RANKS = int(os.environ.get("WORLD_SIZE") or 1)
 IDS = 256  # the text has so many different tokens, from all over the vocabulary, each of them often
@@ -50,7 +52,6 @@ STEPS = 2  # of a run; the second one has another batch, so that nothing of the 
 JITTERS, JITTER = 8, 1e-6  # weights so near each other that the loss differs by its rounding alone
 CHANGE = 4e-3  # of the loss by a step of a numeric derivative, in nats, about
 LARGEST_STEP = 0.3  # relative to the tensor's size
-STEP_SIZES = 3  # that are tried, each a quarter of the one before
 CERTAIN = 0.005  # how uncertain a derivative may be, relative to the usual one, to try no more
 TINY = 1e-30  # in place of a norm of 0
 # By the device: a small model, whose loss takes two chunks, the second one shorter; or layers of
@@ -216,13 +217,6 @@ class TrainingRun:
         return loss.item() / self.ranks
 
 
-class Derivative(NamedTuple):
-    """A numeric derivative of the loss along a direction."""
-
-    value: float
-    uncertainty: float
-
-
 class InOrder(SequentialSampler):
     """In the place of RandomSampler: every script has the same batches, however many ranks."""
 
@@ -304,8 +298,8 @@ def derivatives_of(run: TrainingRun) -> dict:
         for number in range(run.directions):
             direction = size * torch.randn(value.shape, generator=seeded(f"{name} {number}"))
             by_autograd = (gradient * direction).sum().item()
-            steps = [step / 4**shorter for shorter in range(STEP_SIZES)]
-            numeric = most_certain(run, {name: direction}, steps, noise, CERTAIN * slope)
+            towards = partial(loss_towards, run, {name: direction})
+            numeric = most_certain(towards, step, noise, CERTAIN * slope)
             directions[name].append([*numeric, by_autograd])
     return dict(event="gradients", comparison="dropout", directions=directions, loss_noise=noise)
 
@@ -323,40 +317,6 @@ def jitter(weights: dict[str, torch.Tensor], number: int) -> dict[str, torch.Ten
         name: JITTER * value * torch.randn(value.shape, generator=seeded(f"{name} jitter {number}"))
         for name, value in weights.items()
     }
-
-
-def most_certain(
-    run: TrainingRun,
-    direction: dict[str, torch.Tensor],
-    steps: list[float],
-    noise: float,
-    enough: float,
-) -> Derivative:
-    """Returns the derivative along a direction by the first of these steps with which it is no more
-    uncertain than is `enough`, or by the best of them."""
-    attempts = []
-    for step in steps:
-        attempt = derivative(run, direction, step, noise)
-        if attempt.uncertainty <= enough:
-            return attempt
-        attempts.append(attempt)
-    return min(attempts, key=attrgetter("uncertainty"))
-
-
-def derivative(
-    run: TrainingRun, direction: dict[str, torch.Tensor], step: float, noise: float
-) -> Derivative:
-    """Returns the derivative along a direction. Central differences at three distances are
-    extrapolated in pairs (Richardson); the nearer pair counts, and how far the other one is from it
-    is the uncertainty, together with that by the loss's rounding."""
-    wide, middle, near = (
-        (loss_towards(run, direction, h) - loss_towards(run, direction, -h)) / (2 * h)
-        for h in (step, step / 2, step / 4)
-    )
-    outer, inner = (4 * middle - wide) / 3, (4 * near - middle) / 3
-    # Of the inner one, whose four losses weigh 4/3, 4/3, 1/6 and 1/6 over half a step.
-    rounding = noise / (step / 2) * (2 * (4 / 3) ** 2 + 2 * (1 / 6) ** 2) ** 0.5
-    return Derivative(inner, rounding + abs(inner - outer))
 
 
 def loss_towards(run: TrainingRun, direction: dict[str, torch.Tensor], distance: float) -> float:

@@ -9,6 +9,7 @@ import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from statistics import median
 from types import ModuleType
 
@@ -49,6 +50,7 @@ def this_machine() -> dict:
         os=f"{platform.system()} {platform.machine()}",
         threads=torch.get_num_threads(),
         cores=available_cores(),  # which OMP_NUM_THREADS doesn't change
+        compiles=compile_error() is None,
         driver=next(iter(environment.nvidia_smi("driver_version")), None) if gpus else None,
         capability=capability,
         cuda=torch.version.cuda,
@@ -87,14 +89,15 @@ def rank_count() -> int:
     return gpu_count() or 2
 
 
+@cache
 def compile_error() -> str | None:
     """Returns why torch.compile doesn't work here, in one line; None if it does."""
     try:
         x = torch.ones(8, device="cuda" if torch.cuda.is_available() else "cpu")
-        torch.compile(lambda x: 2 * x + 1)(x)
+        compiled = torch.compile(lambda x: x + torch.compiler.is_compiling())(x)
     except Exception as error:
         return " ".join(str(error).split("\n")[:2])
-    return None
+    return None if compiled[0] == 2 else "it is switched off, as by TORCH_COMPILE_DISABLE"
 
 
 def look() -> dict:

@@ -3,16 +3,18 @@
 One JSON object per line, each with its `event`:
 
     study  id, study, kind, time, machine, matmul_peak, data (the SHA-256 of meta.json), sources
-           (that of each run's script), options (behind --), commit, and plan: every run, and how
-           long and how often it runs
-    run    id, name, round, seed, command, source_sha256
+           (that of each run's script), options (behind --), commit, lengths (the options by which
+           each run ends), and plan: every run, and how long and how often it runs
+    run    id, name, round, seed, command, source_sha256, compiled (whether what an earlier round
+           has compiled was there)
     ...    the lines of the run's own record: see bench.measure.records
     ran    seconds of wall time, outcome (a Status of bench.measure.records), error (its text, or
            null) and matmul_rate (in the type that the machine trains in, right after the run)
 
 A measurement that is resumed has a further `study` line with its id; the last one counts, and a run
-whose script had another SHA-256 than it names doesn't. Of a run that was tried again the last one
-counts. What a crash has cut off, a line or the end of a run, is as if that run had not been.
+whose script had another SHA-256 than it names, or that ended by other options, doesn't. Of a run
+that was tried again the last one counts. What a crash has cut off, a line or the end of a run, is
+as if that run had not been.
 """
 
 import json
@@ -25,6 +27,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from bench import common
 from bench.catalogue import Run
@@ -48,6 +51,7 @@ HEADER = dict(
     options=list,
     commit=str | None,
 )
+LATER: dict[str, Any] = dict(lengths={})  # fields that older journals lack, with what they are then
 FIELDS = records.FIELDS | {
     "study": HEADER | dict(plan=dict),
     "run": dict(id=str, name=str, round=int, seed=int, source_sha256=str),
@@ -71,6 +75,7 @@ class Result:
     record: Record | None  # only of a complete run
     matmul_rate: float | None = None  # of the machine, right after it
     command: str = ""  # "" where it isn't known
+    compiled: bool | None = None  # whether an earlier round's compilation was there, if known
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -95,6 +100,7 @@ class Measurement:
     sources: dict[str, str] = field(default_factory=dict)  # the SHA-256 of each run's script
     options: list[str] = field(default_factory=list)
     commit: str | None = None  # at the last start that measured
+    lengths: dict[str, str] = field(default_factory=dict)  # options by which each run ends
     folder: Path = Path()  # in which the journal lies
     planned: int | None = None  # rounds, where more were added after some had results
     retry: set[tuple] = field(default_factory=set)  # keys of results that are to be tried again
@@ -113,8 +119,9 @@ class Measurement:
         self.results = [
             result
             for result in earlier.results
-            if result.name not in changed and result.source_sha256 == self.sources.get(result.name)
+            if result.name not in changed and self.is_of_this_script(result)
         ]
+        self.drop(self.names_of_another_length())
         self.planned = earlier.planned or self.rounds_before_more(earlier)
         return earlier.names_with_results() - self.names_with_results()
 
@@ -124,6 +131,17 @@ class Measurement:
         planned, now = earlier.plan.rounds or 1, self.plan.rounds or 1
         can_be_seen = any(result.round > 1 for result in earlier.results)
         return planned if can_be_seen and 1 < planned < now else None
+
+    def is_of_this_script(self, result: Result) -> bool:
+        return result.source_sha256 == self.sources.get(result.name)
+
+    def names_of_another_length(self) -> set[str]:
+        """Returns the runs whose results were longer or shorter than they would be now."""
+        return {
+            result.name
+            for result in self.results
+            if result.command and self.lengths.get(result.name, "") not in result.command
+        }
 
     def names_with_results(self) -> set[str]:
         return {result.name for result in self.results}
@@ -197,7 +215,7 @@ class Measurement:
 
     def as_json(self) -> dict:
         """Returns its `study` line."""
-        header = {name: getattr(self, name) for name in HEADER}
+        header = {name: getattr(self, name) for name in (*HEADER, *LATER)}
         return dict(event="study", **header, plan=self.plan.as_json())
 
     def skipped(self) -> dict[str, Outcome]:
@@ -283,16 +301,23 @@ class JournalReader:
                 self.run = event if event["id"] in self.by_id else None
                 self.events = []
             case "ran" if self.run:
-                result = make_result(self.run, self.events, event)
-                self.by_id[self.run["id"]].add(result)
+                self.add(make_result(self.run, self.events, event), self.by_id[self.run["id"]])
                 self.run = None
             case _:
                 self.events.append(event)
+
+    def add(self, result: Result, measurement: Measurement) -> None:
+        """Adds a result. Raises ValueError where it is another script's, since the `study` line
+        that names that one is damaged."""
+        if not measurement.is_of_this_script(result):
+            raise ValueError(f"{result.name} had another script than its measurement")
+        measurement.add(result)
 
     def begin(self, event: dict) -> None:
         """Begins a measurement, or continues the one with its id, which then comes last."""
         measurement = Measurement(
             **{name: event[name] for name in HEADER},
+            **{name: event.get(name, default) for name, default in LATER.items()},
             folder=self.folder,
             plan=Plan.from_json(event["plan"]),
         )
@@ -315,6 +340,7 @@ def make_result(run: dict, events: list[dict], ran: dict) -> Result:
         record=records.make_record(run["name"], events) if outcome.complete else None,
         matmul_rate=ran["matmul_rate"],
         command=run.get("command", ""),
+        compiled=run.get("compiled"),
     )
 
 
@@ -385,13 +411,20 @@ def left_over() -> list[int]:
 
 @contextmanager
 def measuring(results: Path) -> Iterator[None]:
-    """Locks a folder of results, and all of this clone's measurements, in other folders too: two at
-    once would distort each other, and share the compiler's cache, which cold rounds empty. Raises
-    UserError where another one runs, or is killed but still has processes; OSError."""
-    refusal = "another measurement of this clone is running: two at once would distort each other"
+    """Locks a folder of results, and is `alone`. Raises as that, also where another process
+    measures into the folder."""
     is_build = results.resolve() == common.BUILD.resolve()
-    own_lock = nullcontext() if is_build else locked(results)
-    with own_lock, locked(common.BUILD, refusal):
+    with nullcontext() if is_build else locked(results), alone():
+        yield
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Locks all of this clone's measurements: two at once would distort each other, and share the
+    compiler's cache, which cold rounds empty. Raises UserError where another one runs, or is killed
+    but still has processes; OSError."""
+    refusal = "another measurement of this clone is running: two at once would distort each other"
+    with locked(common.BUILD, refusal):
         left = left_over()
         if left:
             raise UserError(

@@ -104,6 +104,9 @@ def other_settings(earlier: Plan, plan: Plan) -> str | None:
     if there is none."""
     names = [field.name for field in fields(plan) if field.name not in MAY_DIFFER]
     others = [name for name in names if getattr(earlier, name) != getattr(plan, name)]
+    epochs = {run.name: run.epochs for run in earlier.runs}
+    if any(run.epochs != epochs.get(run.name, run.epochs) for run in plan.runs):
+        others.append("epochs")
     return f"with other settings: {others[0]}" if others else None
 
 
@@ -156,8 +159,10 @@ class Runner:
         """Runs what is left of this many rounds; returns whether it came to their end. `plan` may
         have other runs than before: their results come to those of the earlier ones."""
         self.set_plan(plan, rounds)
-        self.begin()
+        self.look_around()
         self.set_lengths(self.measurement.matmul_peak)
+        append(self.path, self.measurement.as_json())
+        self.has_begun = True
         later = self.seconds_of_later_plans(plan, rounds)
         jobs = self.measurement.jobs_left()
         while jobs:
@@ -199,9 +204,8 @@ class Runner:
         scripts = self.setup.scripts
         return {run.name: common.sha256(scripts.text(run.script)) for run in plan.runnable}
 
-    def begin(self) -> None:
-        """Finds out all that has to be known before the first run; the journal then has this plan.
-        Raises UserError."""
+    def look_around(self) -> None:
+        """Finds out what has to be known before the first run. Raises UserError."""
         measurement, setup = self.measurement, self.setup
         if self.configs:
             measurement.commit = processes.git_commit()
@@ -212,8 +216,6 @@ class Runner:
         if not measurement.matmul_peak:
             print("Measuring this machine's matmul throughput", flush=True)
             measurement.matmul_peak = processes.ask_machine("matmul_peak")
-        append(self.path, measurement.as_json())
-        self.has_begun = True
 
     def set_lengths(self, matmul_peak: dict[str, float]) -> None:
         """Finds out how long each run trains. Drops the results of those that were longer or
@@ -221,14 +223,10 @@ class Runner:
         another one among them may change that."""
         measurement = self.measurement
         self.lengths = sizing.lengths_of(measurement.plan, self.setup, self.configs, matmul_peak)
-        options = {
+        measurement.lengths |= {
             name: shlex.join(map(str, length.options)) for name, length in self.lengths.items()
         }
-        other = {
-            result.name
-            for result in measurement.results
-            if result.command and options.get(result.name, "") not in result.command
-        }
+        other = measurement.names_of_another_length()
         say_again(other, "of another length")
         measurement.drop(other)
 

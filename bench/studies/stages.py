@@ -63,7 +63,7 @@ class Stages(Study):
         return setup.batches
 
     def notes(self, measured, rows):
-        epochs = epochs_of(measured.plan.runs[0])
+        epochs = measured.plan.runs[0].epochs
         return full_notes(measured, rows, counted(epochs, "epoch") if epochs else None)
 
     def excerpts(self, measured, rows):
@@ -78,12 +78,6 @@ def run_of(stage: str, setup: Setup) -> Run:
     unless it is composed for this machine. Raises UserError, StackError."""
     run = setup.scripts.for_machine(stage, setup.machine, setup.options)
     return run.replace(script=ROOT / STAGES[stage]) if run.script == stage else run
-
-
-def epochs_of(run: Run) -> int | None:
-    """Returns how many epochs a run's options ask for; None where that is left to its script."""
-    words = list(run.options)
-    return int(words[words.index("--epochs") + 1]) if "--epochs" in words else None
 
 
 def latest_runs(folder: Path) -> list[Measurement]:

@@ -278,12 +278,15 @@ def names_of(parameters: list) -> dict:
     for module in modules:
         if module not in inner:
             for name, parameter in module.named_parameters():
-                parts = [part for part in name.split(".") if part not in ("_orig_mod", "module")]
-                names.setdefault(parameter, ".".join(parts))
-    return {
-        parameter: names.get(parameter) or f"parameter {number} {tuple(parameter.shape)}"
-        for number, parameter in enumerate(parameters)
-    }
+                names.setdefault(parameter, without_wrappers(name))
+    for number, parameter in enumerate(parameters):
+        names.setdefault(parameter, f"parameter {number} {tuple(parameter.shape)}")
+    return names
+
+
+def without_wrappers(name: str) -> str:
+    """Returns a parameter's name without what torch.compile and DDP put in front."""
+    return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "module"))
 
 
 # ---- Comparing
