@@ -120,7 +120,7 @@ def cards_by(name: str) -> list[str]:
     nearest = difflib.get_close_matches(name.strip().upper(), CARDS, 3, 0)
     raise UserError(
         f"--gpu: no GPU {name.strip()!r} is known; the nearest names are"
-        f" {', '.join(nearest)}. All: python measure.py predict --gpu list. Any other:"
+        f" {', '.join(nearest)}. All: gpt-speed gpus. Any other, in a clone of gpt-speed:"
         " python measure.py predict --memory GB --bandwidth GB/S --tflops N",
         2,
     )

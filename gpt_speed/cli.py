@@ -15,7 +15,7 @@ from gpt_speed.audit import render
 from gpt_speed.audit.run import audit
 from gpt_speed.audit.step import Step
 from gpt_speed.cards import CARDS, PEAK_FLOPS, named
-from gpt_speed.common import UserError
+from gpt_speed.common import UserError, script_name
 from gpt_speed.gains import Session, gains_on, reference_sessions, technique_names
 from gpt_speed.gradients import render as gradients_render
 from gpt_speed.gradients.run import gradients
@@ -163,15 +163,18 @@ def machine_of(python: str, timed: dict) -> dict:
 
 def page_name(command: list[str], name: str) -> str:
     """Returns the name of an audit's page."""
-    title = command[1] if command[0] == "-m" else Path(command[0]).stem
-    return f"audit-{name or title}.md"
+    return f"audit-{name or title_of(command)}.md"
 
 
 def page_of(result: dict) -> str:
     """Returns the text of an audit's page."""
-    script, *rest = result["command"]
-    title = rest[0] if script == "-m" else Path(script).stem
-    return f"# Audit of {title}\n\n{render.screen(result)}"
+    return f"# Audit of {title_of(result['command'])}\n\n{render.screen(result)}"
+
+
+def title_of(command: list[str]) -> str:
+    """Returns the name of a module, or of a script without its folder and its suffix."""
+    name = script_name(command)
+    return name if command[0] == "-m" else Path(name).stem
 
 
 def run_audit(args: argparse.Namespace) -> int:

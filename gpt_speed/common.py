@@ -11,6 +11,12 @@ class UserError(Exception):
         self.code = code
 
 
+def script_name(command: list[str]) -> str:
+    """Returns the script or the module of a command: a script, or "-m" and a module, with
+    arguments."""
+    return command[1] if command[0] == "-m" else command[0]
+
+
 def listed(names: Iterable[str]) -> str:
     """Returns "a", "a and b", "a, b and c"."""
     *most, last = names

@@ -42,6 +42,7 @@ def audit_of(
     speeds = speeds_on(cards, step, figures["tokens"] or 1)
     unit = "tok" if figures["tokens"] else "steps"
     return dict(
+        version=1,
         command=command,
         head=summary(timed, machine, figures),
         figures=figures,
@@ -129,7 +130,8 @@ def screen(audit: dict) -> str:
     parts = [
         bullets(audit["head"]),
         techniques_table(rows) if rows else "It lacks nothing.\n",
-        f"{source}Technique 3 line by line: `python patches/stack.py show 3`\n",
+        f"{source}Technique 3 line by line, in a clone of gpt-speed:"
+        " `python patches/stack.py show 3`\n",
         *lists_by_state([row for row in audit["techniques"] if not is_open(row)]),
     ]
     if audit["notes"]:

@@ -9,9 +9,10 @@ import tempfile
 from pathlib import Path
 
 from gpt_speed import children
-from gpt_speed.common import UserError, counted
+from gpt_speed.common import UserError, counted, script_name
 
 CHILD = Path(__file__).with_name("child.py")
+NO_STEP = 3  # the exit code where no step was seen that can be judged
 # What PyTorch's logs say since 2.5, by what a report calls it.
 LINES = dict(
     breaks_at=r"Graph break .*in user code at (\S+:\d+)",
@@ -24,11 +25,11 @@ def audit(command: list[str], minutes: float, python: str = sys.executable) -> t
     or "-m" and a module, with arguments. Raises UserError, which says what to do."""
     children.keep_stdin()
     timed = run(command, dict(mode="time"), minutes, python)
-    check_steps(timed, command[0])
+    check_steps(timed, script_name(command))
     watched_step = min(2, timed["steps"] - 1)
     order = dict(mode="watch", key=timed["key"], watched=watched_step)
     watched = run(command, order, minutes, python)
-    check_matmuls(watched, command[0])
+    check_matmuls(watched, script_name(command))
     if not timed["graphs"]:  # as with TORCH_COMPILE_DISABLE=1
         for op in watched["ops"]:
             op["compiled"] = False
@@ -42,13 +43,14 @@ def check_steps(timed: dict, script: str) -> None:
         if timed["children"] > 1:
             cause = (
                 f"its children computed for {timed['children']:.0f} s. Start one of them, or let"
-                " torchrun or accelerate launch start `measure.py audit` with it"
+                " torchrun or accelerate launch start `-m gpt_speed audit` with it"
             )
-        raise UserError(f"{script} trained nothing in its own process: {cause}")
+        raise UserError(f"{script} trained nothing in its own process: {cause}", NO_STEP)
     if timed["steps"] < 2:
         raise UserError(
             f"{script} ended after {counted(timed['steps'], 'step')}, and an audit needs 2:"
-            " let it train longer"
+            " let it train longer",
+            NO_STEP,
         )
 
 
@@ -58,11 +60,13 @@ def check_matmuls(watched: dict, script: str) -> None:
         return
     if any(op["origin"] is not None for op in watched["ops"]):
         raise UserError(
-            f"a step of {script} multiplies no matrices: the techniques are for models that do"
+            f"a step of {script} multiplies no matrices: the techniques are for models that do",
+            NO_STEP,
         )
     raise UserError(
         f"no matmul was seen in a step of {script}: let it train in the main thread of its own"
-        " process, on dense tensors"
+        " process, on dense tensors",
+        NO_STEP,
     )
 
 
@@ -77,7 +81,7 @@ def run(command: list[str], order: dict, minutes: float, python: str) -> dict:
     if facts["how"] == "failed" or watching and facts["how"] != "watched":
         print(log, file=sys.stderr, end="")
         when = " while it was watched" if watching else ""
-        raise UserError(f"{command[0]} failed{when}: {facts['error'] or facts['how']}")
+        raise UserError(f"{script_name(command)} failed{when}: {facts['error'] or facts['how']}")
     return facts
 
 
@@ -107,5 +111,5 @@ def report_of(command: list[str], order: dict, minutes: float, python: str) -> t
             )
         if not report.exists():  # which it may have written before it was stuck
             print(err or out, file=sys.stderr, end="")
-            raise UserError(f"{command[0]} {problem}")
+            raise UserError(f"{script_name(command)} {problem}")
         return json.loads(report.read_text(encoding="utf-8")), err

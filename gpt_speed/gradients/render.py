@@ -1,6 +1,6 @@
 """What is said of a script's gradients: a text, and JSON."""
 
-from gpt_speed.common import counted
+from gpt_speed.common import counted, script_name
 from gpt_speed.gradients.judge import Check
 from gpt_speed.gradients.run import MENDS, Answer
 
@@ -10,7 +10,7 @@ LISTED = 5  # wrong tensors that are named
 def screen(answer: Answer) -> str:
     """Writes an answer in Markdown."""
     head = (
-        f"First gradients of {answer.command[0 if answer.command[0] != '-m' else 1]}:"
+        f"First gradients of {script_name(answer.command)}:"
         f" {counted(answer.tensors, 'tensor')}, {counted(answer.backwards, 'backward pass', 'es')}"
         f" before the first update: **{answer.verdict}**"
     )

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from gpt_speed import children
-from gpt_speed.common import UserError
+from gpt_speed.common import UserError, script_name
 from gpt_speed.gradients.judge import UNIT, Check, by_numbers, by_other_run, unlike
 
 CHILD = Path(__file__).with_name("child.py")
@@ -75,10 +75,6 @@ class Script:
     def __init__(self, command: list[str], python: str, minutes: float, folder: Path):
         self.command, self.python, self.minutes, self.folder = command, python, minutes, folder
 
-    @property
-    def name(self) -> str:
-        return self.command[1] if self.command[0] == "-m" else self.command[0]
-
     def run(self, what: str, order: Order) -> dict:
         """Returns what child.py reports; `what` says to a reader how the script runs. Raises
         UserError where it makes no update."""
@@ -98,7 +94,7 @@ class Script:
             problem = f"made no update in {self.minutes:g} minutes: see --minutes"
         if not report.exists():
             print(err or out, file=sys.stderr, end="")
-            raise UserError(f"{self.name} {problem}")
+            raise UserError(f"{script_name(self.command)} {problem}")
         facts = json.loads(report.read_text(encoding="utf-8"))
         self.check(facts, what, err)
         print(f"{what}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
@@ -108,10 +104,10 @@ class Script:
         """Raises UserError unless a run came to its first update."""
         if facts["how"] == "failed":
             print(err, file=sys.stderr, end="")
-            raise UserError(f"{self.name} failed, {what}: {facts['error']}")
+            raise UserError(f"{script_name(self.command)} failed, {what}: {facts['error']}")
         if facts["how"] == "ended":
             update = "made no update by an optimizer of torch.optim"
-            raise UserError(f"{self.name} {update} in its own process", 3)
+            raise UserError(f"{script_name(self.command)} {update} in its own process", 3)
 
 
 def gradients(command: list[str], python: str, minutes: float) -> Answer:
