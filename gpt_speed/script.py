@@ -1,9 +1,12 @@
 """Runs somebody's script in this process, with hooks. Only the standard library is imported."""
 
+import json
 import os
 import runpy
+import signal
 import sys
 import traceback
+from pathlib import Path
 
 
 def hook(owner, name: str, before) -> None:
@@ -38,6 +41,23 @@ def run_script(command: list[str]) -> str:
         traceback.print_exception(raised)
         return first_line(raised)
     return ""
+
+
+def write_report(report: str, facts: dict) -> None:
+    """Writes a report, which is whole where it is there."""
+    path = Path(report)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(facts), encoding="utf-8")
+    part.replace(path)
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def kill() -> None:
+    """Ends the process with its children, so that nothing more of the script runs."""
+    if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
 
 
 def first_line(error: BaseException) -> str:

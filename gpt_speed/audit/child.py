@@ -15,7 +15,6 @@ import itertools
 import json
 import os
 import runpy
-import signal
 import sys
 import time
 from collections import Counter
@@ -118,8 +117,8 @@ class Steps:
         store = store_of_ranks()
         if store is None:
             return enough
-        if torch.distributed.get_rank() == 0 and enough and not store.check([LAST_STEP]):
-            store.set(LAST_STEP, str(len(ends) + 1))
+        if enough:
+            announce_last_step(store, len(ends) + 1)
         return store.check([LAST_STEP]) and len(ends) >= int(store.get(LAST_STEP))
 
     @property
@@ -139,6 +138,12 @@ def store_of_ranks():
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
     return torch.distributed.distributed_c10d._get_default_store()
+
+
+def announce_last_step(store, number: int) -> None:
+    """Tells the other ranks, once, after which step they end, if this is the first one."""
+    if torch.distributed.get_rank() == 0 and not store.check([LAST_STEP]):
+        store.set(LAST_STEP, str(number))
 
 
 def wait_for_ranks() -> None:
@@ -169,17 +174,10 @@ def finish(how: str, error: str = "") -> None:
         older=[*watch.older.items()],
         syncs=watch.syncs,
     )
-    report = Path(steps.order["report"])
-    part = report.with_suffix(".part")
-    part.write_text(json.dumps(facts), encoding="utf-8")
-    part.replace(report)  # so that a report is a whole one
-    sys.stdout.flush()
-    sys.stderr.flush()
+    script["write_report"](steps.order["report"], facts)
     if how in ("timed", "watched"):
         wait_for_ranks()
-    if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():  # with its children
-        os.killpg(0, signal.SIGKILL)
-    os._exit(0)
+    script["kill"]()
 
 
 def timing_facts() -> dict:

@@ -72,5 +72,6 @@ def speeds_text(rows: list[dict], step: Step, unit: str) -> str:
     precision = step.precision(step.type)
     return (
         f"{table}\nPredicted from the operators of the watched step, matmuls in {precision};"
-        " compiled parts are counted uncompiled. How far to trust it: docs/predictions.md of gpt-speed\n"
+        " compiled parts are counted uncompiled. How far to trust it: docs/predictions.md of"
+        " gpt-speed\n"
     )

@@ -36,7 +36,6 @@ import json
 import os
 import random
 import runpy
-import signal
 import sys
 import time
 import zlib
@@ -325,42 +324,46 @@ def comparison_facts(names: dict) -> dict:
 # ---- Numeric derivatives
 
 
-def derivative_facts(names: dict) -> dict:
+def derivative_facts(names: dict, seconds: float) -> dict:
     """Returns derivatives of the loss along a random direction in each parameter, by autograd and
     by the loss at other weights, until the time is over. The calls are made again one by one, each
     weighted as the loss's gradient by its outputs says, so that its own gradient is checked."""
-    end = time.monotonic() + keeper.order["seconds"]
+    end = time.monotonic() + seconds
     calls = [call for call in keeper.calls if call.cotangents]
-    if not calls:
-        return dict(derivatives={}, noise=None)
-
-    def loss_at(offsets: dict) -> float:
-        with moved(offsets):
-            return sum(call.loss().item() for call in calls)
-
     parameters = [weight for weight in keeper.gradients if weight.dtype == torch.float32]
+    if not calls or not parameters:
+        return dict(derivatives={}, noise=None)
     total = torch.stack([call.loss() for call in calls]).sum()
-    own = torch.autograd.grad(total, parameters, allow_unused=True)
-    noise = noise_of(loss_at, parameters)
-    derivatives = {}
-    pairs = [*zip(parameters, own, strict=True)]
+    gradients = torch.autograd.grad(total, parameters, allow_unused=True)
+    noise = noise_of(calls, parameters)
+    pairs = [*zip(parameters, gradients, strict=True)]
     random.Random(0).shuffle(pairs)
+    derivatives = {}
     for parameter, gradient in pairs:
-        if gradient is None or time.monotonic() > end:
-            continue
-        size = parameter.detach().square().mean().sqrt().item() or 0.02  # all zeros: as GPT-2's
-        direction = size * randn_like(parameter, names[parameter])
-        slope = size * gradient.double().norm().item()  # of a random direction, about
-        step = min(LARGEST_STEP, CHANGE / max(slope, TINY))
-        estimate = numeric["most_certain"](
-            lambda distance, p=parameter, d=direction: loss_at({p: distance * d}),
-            step,
-            noise,
-            CERTAIN * slope,
-        )
-        by_autograd = (gradient.double() * direction.double()).sum().item()
-        derivatives[names[parameter]] = [*estimate, by_autograd]
+        if gradient is not None and time.monotonic() < end:
+            name = names[parameter]
+            derivatives[name] = derivative_of(calls, parameter, gradient.double(), name, noise)
     return dict(derivatives=derivatives, noise=noise)
+
+
+def derivative_of(calls: list[Call], parameter, gradient, name: str, noise: float) -> list[float]:
+    """Returns [numeric derivative, its uncertainty, by autograd] along a random direction."""
+    size = parameter.detach().square().mean().sqrt().item() or 0.02  # all zeros: as GPT-2's
+    direction = size * randn_like(parameter, name)
+    slope = size * gradient.norm().item()  # of a random direction, about
+    step = min(LARGEST_STEP, CHANGE / max(slope, TINY))
+
+    def loss_towards(distance: float) -> float:
+        return loss_at(calls, {parameter: distance * direction})
+
+    estimate = numeric["most_certain"](loss_towards, step, noise, CERTAIN * slope)
+    return [*estimate, (gradient * direction.double()).sum().item()]
+
+
+def loss_at(calls: list[Call], offsets: dict) -> float:
+    """Returns the loss at other weights."""
+    with moved(offsets):
+        return sum(call.loss().item() for call in calls)
 
 
 class moved:
@@ -381,10 +384,10 @@ class moved:
             parameter.copy_(value)
 
 
-def noise_of(loss_at, parameters: list) -> float:
+def noise_of(calls: list[Call], parameters: list) -> float:
     """Returns the standard deviation of the loss by rounding alone."""
     losses = [
-        loss_at({p: JITTER * p.detach() * randn_like(p, str(number)) for p in parameters})
+        loss_at(calls, {p: JITTER * p.detach() * randn_like(p, str(number)) for p in parameters})
         for number in range(JITTERS)
     ]
     mean = sum(losses) / JITTERS
@@ -516,16 +519,9 @@ def finish(how: str, error: str = "") -> None:
         names = names_of([*keeper.gradients])
         facts |= comparison_facts(names)
         if keeper.order["seconds"]:
-            facts |= derivative_facts(names)
-    report = Path(keeper.order["report"])
-    part = report.with_suffix(".part")
-    part.write_text(json.dumps(facts), encoding="utf-8")
-    part.replace(report)  # so that a report is a whole one
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():  # with its children
-        os.killpg(0, signal.SIGKILL)
-    os._exit(0)
+            facts |= derivative_facts(names, keeper.order["seconds"])
+    script["write_report"](keeper.order["report"], facts)
+    script["kill"]()
 
 
 def main() -> None:

@@ -9,11 +9,11 @@ UNIT = {"float64": 2**-53, "float32": 2**-24, "float16": 2**-11, "bfloat16": 2**
 # many times what rounding alone does to it.
 FLOOR = {"float64": 1e-6, "float32": 1e-4, "float16": 8 * 2**-11, "bfloat16": 8 * 2**-8}
 TIMES = 8
-# By so much rounding alone changes a tensor's gradient that nothing can be told, as where it is zero
-# but for rounding: a softmax doesn't change with the bias of attention's keys.
+# By so much rounding alone changes a tensor's gradient that nothing can be told, as where it is
+# nothing but rounding: a softmax doesn't change with the bias of attention's keys.
 HIDDEN = {"float64": 0.01, "float32": 0.01, "float16": 0.1, "bfloat16": 0.2}
 NUMERIC = 0.02  # how far a gradient may be from numeric derivatives
-CERTAIN = 0.01  # how uncertain those may be, where a tensor is judged
+UNCERTAIN = 0.01  # how uncertain those may be, where a tensor is judged
 SAME_LOSS = 1e-3  # relative to it: of two runs that are the same but for rounding
 TINY = 1e-20
 
@@ -31,13 +31,13 @@ class Check:
     is_numeric: bool = False
 
 
-def by_other_run(name: str, tensors: dict, roundings: dict, type: str) -> Check:
+def by_other_run(name: str, roundings: dict, type: str, facts: dict) -> Check:
     """Judges the gradients of a compiled program by how far each tensor is from that of the
-    uncompiled one, and by how far rounding alone brings that."""
-    rounding_of = {tensor: error_of(facts) for tensor, facts in roundings.items()}
+    uncompiled one, and by how far rounding alone brings that: both as child.py compares them."""
+    rounding_of = {tensor: error_of(distances) for tensor, distances in roundings.items()}
     errors = {
-        tensor: error_of(facts)
-        for tensor, facts in tensors.items()
+        tensor: error_of(distances)
+        for tensor, distances in facts["tensors"].items()
         if rounding_of.get(tensor, 0) <= HIDDEN[type]
     }
     wrong = {
@@ -48,16 +48,16 @@ def by_other_run(name: str, tensors: dict, roundings: dict, type: str) -> Check:
     return Check(
         name,
         judged=len(errors),
-        of=len(tensors),
+        of=len(facts["tensors"]),
         worst=max(errors.values(), default=0),
         rounding=max((rounding_of.get(tensor, 0) for tensor in errors), default=0),
         wrong=wrong,
     )
 
 
-def error_of(facts: list[float]) -> float:
+def error_of(distances: list[float]) -> float:
     """Returns how far a gradient is off, relative to the other one's norm; infinite for NaN."""
-    return facts[0] if isfinite(facts[0]) else inf
+    return distances[0] if isfinite(distances[0]) else inf
 
 
 def by_numbers(name: str, facts: dict) -> Check:
@@ -67,7 +67,7 @@ def by_numbers(name: str, facts: dict) -> Check:
         size = max(abs(derivative), abs(autograd), TINY)
         if not isfinite(derivative + autograd):
             errors[tensor], bounds[tensor] = inf, NUMERIC
-        elif uncertain < CERTAIN * size:
+        elif uncertain < UNCERTAIN * size:
             errors[tensor] = abs(derivative - autograd) / size
             bounds[tensor] = max(NUMERIC, 4 * uncertain / size)
     return Check(

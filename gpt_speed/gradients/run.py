@@ -6,7 +6,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from gpt_speed import children
@@ -14,7 +16,7 @@ from gpt_speed.common import UserError, script_name
 from gpt_speed.gradients.judge import UNIT, Check, by_numbers, by_other_run, unlike
 
 CHILD = Path(__file__).with_name("child.py")
-JITTER = 4  # roundings by which weights are changed, to see what rounding does to gradients
+ROUNDINGS = 4  # by which weights are changed, to see what rounding does to gradients
 SECONDS = 60  # for numeric derivatives
 # What may mend a wrong gradient of a compiled program, with what to type.
 MENDS = {
@@ -122,6 +124,15 @@ def gradients(command: list[str], python: str, minutes: float) -> Answer:
     return comparison.answer
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A run whose gradients are judged."""
+
+    name: str
+    order: Order
+    judge: Callable[[dict], Check]  # by what child.py reports
+
+
 class Comparison:
     """The runs of a script that are compared, where it has autocast without it, in float32."""
 
@@ -130,96 +141,94 @@ class Comparison:
         self.file = str(script.folder / "gradients.pt")  # of the uncompiled script
         self.order = Order()  # how the script runs in all runs that are compared to that
         self.type = "float32"  # the coarsest of the weights
-        self.plain: dict = {}  # facts of the uncompiled script
-        self.again: dict = {}  # of it with weights that are changed by rounding
+        self.trials: list[Trial] = []
 
     def compare(self) -> None:
-        """Adds what is found to the answer. Raises UserError."""
+        """Adds what comes out to the answer. Raises UserError."""
         as_it_is = self.script.run("uncompiled", Order(keep=self.file))
         self.answer.tensors, self.answer.backwards = as_it_is["weights"], as_it_is["backwards"]
         if as_it_is["updates"]:
             self.answer.notes.append("its optimizer takes a closure, which isn't supported")
             return
-        self.plain = as_it_is
-        if as_it_is["autocast"]:
-            self.leave_autocast()
-        self.type = coarsest(self.plain["types"])
-        self.run_again()
-        if self.answer.notes:
+        plain = self.without_autocast() if as_it_is["autocast"] else as_it_is
+        self.type = coarsest(plain["types"])
+        jitter = ROUNDINGS * UNIT[self.type]
+        again = self.with_jitter(jitter)
+        if reason := unlike(plain, again, jitter):
+            self.answer.notes.append(f"uncompiled it isn't the same twice: {reason}")
             return
+        budget = 1.0
         if as_it_is["compiles"]:
-            self.compare_compiled(as_it_is["autocast"])
+            budget = self.compare_compiled(again["tensors"])
+            if as_it_is["autocast"]:
+                self.compare_autocast(as_it_is["autocast"], plain["tensors"])
         else:
             self.answer.notes.append("nothing is compiled")
-        self.differentiate()
+        risks = risks_of(plain, budget)
+        if risks:
+            self.differentiate(bool(as_it_is["compiles"]), risks)
         if self.answer.wrong and as_it_is["compiles"]:
-            self.find_mends(self.answer.wrong[0])
+            self.find_mends()
 
-    def leave_autocast(self) -> None:
-        """Lets the next runs be compared to one in float32."""
+    def without_autocast(self) -> dict:
+        """Returns the facts of a run in float32, to which the next ones are compared."""
         with_autocast, self.file = self.file, str(self.script.folder / "float32.pt")
-        order = Order(keep=self.file, compare=with_autocast, float32=True)
-        self.plain = self.script.run("uncompiled, autocast off", order)
         self.order = Order(float32=True)
+        order = replace(self.order, keep=self.file, compare=with_autocast)
+        return self.script.run("uncompiled, autocast off", order)
 
-    def run_again(self) -> None:
-        """Finds out what rounding does to each gradient, and whether the script is the same
-        twice."""
-        jitter = JITTER * UNIT[self.type]
+    def with_jitter(self, jitter: float) -> dict:
+        """Returns the facts of a run with other weights: what that does to a gradient, rounding
+        does."""
         order = replace(self.order, compare=self.file, jitter=jitter)
-        self.again = self.script.run("uncompiled, weights changed by rounding", order)
-        reason = unlike(self.plain, self.again, jitter)
-        if reason:
-            self.answer.notes.append(f"uncompiled it isn't the same twice: {reason}")
+        return self.script.run("uncompiled, weights changed by rounding", order)
 
-    def compare_compiled(self, autocast: str | None) -> None:
-        """Compares the compiled gradients to the uncompiled ones, with autocast too."""
-        order = replace(self.order, compiled=True, compare=self.file)
+    def compare_compiled(self, roundings: dict) -> float:
+        """Compares the compiled gradients to the uncompiled ones; returns the memory budget that
+        the compiler had."""
+        name, order = f"compiled to uncompiled, in {self.type}", self.compiled_order
+        trial = Trial(name, order, partial(by_other_run, name, roundings, self.type))
         compiled = self.script.run("compiled", order)
-        self.plain["budget"] = compiled["budget"]
-        if not compiled["graphs"]:
+        if compiled["graphs"]:
+            self.add(trial, compiled)
+        else:
             self.answer.notes.append("torch.compile was called, but compiled nothing until then")
-            return
-        name = f"compiled to uncompiled, in {self.type}"
-        check = by_other_run(name, compiled["tensors"], self.again["tensors"], self.type)
-        self.answer.checks.append(check)
-        if autocast:
-            name = f"compiled to uncompiled, in {autocast}"
-            order = Order(compiled=True, compare=self.file)
-            compiled = self.script.run("compiled, with autocast", order)
-            check = by_other_run(name, compiled["tensors"], self.plain["tensors"], autocast)
-            self.answer.checks.append(check)
+        return compiled["budget"]
 
-    def differentiate(self) -> None:
+    def compare_autocast(self, autocast: str, roundings: dict) -> None:
+        """Compares the compiled gradients with autocast to those in float32."""
+        name = f"compiled to uncompiled, in {autocast}"
+        order = replace(self.compiled_order, float32=False)
+        trial = Trial(name, order, partial(by_other_run, name, roundings, autocast))
+        self.add(trial, self.script.run("compiled, with autocast", order))
+
+    @property
+    def compiled_order(self) -> Order:
+        return replace(self.order, compiled=True, compare=self.file)
+
+    def differentiate(self, compiled: bool, risks: list[str]) -> None:
         """Compares to numeric derivatives, where masks may be drawn anew in the backward pass, or a
         backward pass is written by hand."""
-        risks = risks_of(self.plain)
-        if not risks:
-            return
         name = f"numeric derivatives ({', '.join(risks)})"
         if self.type != "float32":
             self.answer.notes.append(f"{name}: not in {self.type}, which rounds too much")
             return
-        facts = self.script.run("numeric derivatives", self.numeric_order)
-        self.answer.checks.append(by_numbers(name, facts))
+        order = replace(self.order, compiled=compiled, same_masks=False, seconds=SECONDS)
+        trial = Trial(name, order, partial(by_numbers, name))
+        self.add(trial, self.script.run("numeric derivatives", order))
 
-    @property
-    def numeric_order(self) -> Order:
-        compiled = bool(self.plain["compiles"])
-        return replace(self.order, compiled=compiled, same_masks=False, seconds=SECONDS)
+    def add(self, trial: Trial, facts: dict) -> None:
+        self.trials.append(trial)
+        self.answer.checks.append(trial.judge(facts))
 
-    def find_mends(self, wrong: Check) -> None:
-        """Adds to the answer with which switches of the compiler a wrong check comes out right."""
+    def find_mends(self) -> None:
+        """Adds to the answer with which switches of the compiler the first wrong check comes out
+        right."""
+        wrong = self.answer.wrong[0]
+        (trial,) = (trial for trial in self.trials if trial.name == wrong.name)
         for switch in MENDS:
-            order = replace(self.order, compiled=True, compare=self.file)
-            if wrong.is_numeric:
-                order = self.numeric_order
-            facts = self.script.run(f"with {switch}", replace(order, switches=(switch,)))
-            if wrong.is_numeric:
-                check = by_numbers(wrong.name, facts)
-            else:
-                roundings = self.again["tensors"]
-                check = by_other_run(wrong.name, facts["tensors"], roundings, self.type)
+            order = replace(trial.order, compiled=True, switches=(switch,))
+            check = trial.judge(self.script.run(f"with {switch}", order))
             if check.judged and not check.wrong:
                 self.answer.mends.append(switch)
 
@@ -229,11 +238,11 @@ def coarsest(types: list[str]) -> str:
     return max((name for name in types if name in UNIT), key=UNIT.__getitem__, default="float32")
 
 
-def risks_of(facts: dict) -> list[str]:
+def risks_of(facts: dict, budget: float) -> list[str]:
     """Returns, in words, what of a script may draw other masks in the backward pass, or has a
     backward pass of its own."""
     risks = ["activation checkpointing"] if facts["checkpoints"] else []
     risks += [f"the autograd function {name}" for name in facts["functions"]]
-    if facts["budget"] < 1:
-        risks.append(f"a memory budget of {facts['budget']:g}")
+    if budget < 1:
+        risks.append(f"a memory budget of {budget:g}")
     return risks

@@ -1,0 +1,329 @@
+"""The command gpt-speed: what it needs, its JSON, and the gradients of other people's scripts."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import jsonschema
+import pytest
+from conftest import ROOT, environment
+
+from bench.common import load_script
+from gpt_speed import cli, machine, numeric
+from gpt_speed.cards import CARDS
+from gpt_speed.common import UserError
+from gpt_speed.gradients import judge, render
+from gpt_speed.gradients.run import MENDS, Answer, coarsest, risks_of
+
+TOYS = ROOT / "tests" / "gradient_toys.py"
+SCHEMA = json.loads((ROOT / "gpt_speed" / "schema.json").read_text(encoding="utf-8"))
+
+
+def gpt_speed(*words, **variables) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "gpt_speed", *map(str, words)],
+        cwd=ROOT,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+
+
+# ---- The command line
+
+
+def test_gpus_are_listed(capsys):
+    assert cli.main(["gpus"]) == 0
+    table = capsys.readouterr().out
+    assert all(f"| {card} | " in table for card in CARDS)
+
+
+@pytest.mark.parametrize("command", ["audit", "gradients"])
+def test_it_needs_the_standard_library_alone(command):
+    """Python's -S leaves site-packages out, -I the current folder."""
+    code = f"import sys; sys.path.append({str(ROOT)!r}); from gpt_speed.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, command, "--help"], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "--python FILE" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["audit"], "which script?"),
+        (["gradients"], "which script?"),
+        (["audit", "no.py"], "no script no.py"),
+        (["audit", "--gpu", "nothing", "setup.py"], "no GPU 'nothing' is known"),
+        (["gradients", "{folder}/x.ipynb"], "x.ipynb is a notebook: jupyter nbconvert --to script"),
+        (["gradients", "--python", "no/python", "{folder}/x.py"], "no/python can't be started"),
+    ],
+)
+def test_what_is_refused(tmp_path, capsys, monkeypatch, words, says):
+    monkeypatch.setattr("gpt_speed.children.on_signals", lambda handler: None)
+    for name in ("x.py", "x.ipynb"):
+        (tmp_path / name).touch()
+    (tmp_path / "setup.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([word.format(folder=tmp_path) for word in words]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and says in err and err.count("\n") == 1
+
+
+def test_ranks_are_refused(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UserError, match="without torchrun"):
+        cli.gradients(["x.py"], sys.executable, 1)
+
+
+@pytest.mark.parametrize(
+    ("named", "activated", "has_torch", "expected"),
+    [
+        ("env/python", "/venv", True, "env/python"),
+        ("", "/venv", True, os.path.join("/venv", "bin", "python")),
+        ("", None, True, sys.executable),
+        ("", None, False, "/usr/bin/python"),
+    ],
+)
+def test_whose_python_runs_the_script(monkeypatch, named, activated, has_torch, expected):
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    if activated:
+        monkeypatch.setenv("VIRTUAL_ENV", activated)
+    monkeypatch.setattr(cli, "find_spec", lambda name: has_torch or None)
+    monkeypatch.setattr(cli.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(cli, "ask_machine", lambda python, rates: {})
+    assert cli.python_of(SimpleNamespace(python=named)) == expected
+
+
+def test_a_python_without_pytorch(tmp_path):
+    """It is asked itself, and told so in one line."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "x.py").touch()
+    done = gpt_speed("gradients", "--python", python, tmp_path / "x.py")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"error: {python} has no PyTorch ")
+
+
+# ---- The machine
+
+
+def test_the_machine_is_described():
+    facts = machine.this_machine()
+    assert facts["device"] == "cpu" and facts["name"] and facts["memory_total"] > 2**30
+    script = load_script(ROOT / "01_opt_single_gpu.py")
+    assert facts["dtype"] == script.best_dtype(machine_device())[0]
+
+
+def machine_device():
+    import torch
+
+    return torch.device("cpu")
+
+
+@pytest.mark.parametrize(("version", "says"), [("2.3.1", "it takes 2.4"), ("2.4.0", "")])
+def test_an_old_pytorch(monkeypatch, version, says):
+    monkeypatch.setattr("torch.__version__", version)
+    assert says in machine.unsupported() and bool(says) == bool(machine.unsupported())
+
+
+def test_an_old_python(monkeypatch):
+    monkeypatch.setattr(machine.sys, "version_info", (3, 9, 1))
+    assert "it takes 3.10 or newer" in machine.unsupported()
+
+
+# ---- Numbers
+
+
+def test_derivatives():
+    def cube(x: float) -> float:
+        return (x + 2) ** 3
+
+    value, uncertainty = numeric.most_certain(cube, step=0.1, noise=0, enough=1e-6)
+    assert value == pytest.approx(12) and uncertainty < 1e-9
+    _, uncertainty = numeric.most_certain(cube, step=0.1, noise=1e-3, enough=1e-6)
+    assert 0.01 < uncertainty < 0.1
+
+
+# ---- What is judged
+
+
+def judged(errors: dict, roundings: dict, type="float32") -> judge.Check:
+    tensors = {name: [error, 1.0, 1.0] for name, error in errors.items()}
+    rounding = {name: [error, 1.0, 1.0] for name, error in roundings.items()}
+    return judge.by_other_run("x", rounding, type, dict(tensors=tensors))
+
+
+@pytest.mark.parametrize(
+    ("error", "rounding", "type", "is_wrong"),
+    [
+        (5e-7, 3e-7, "float32", False),
+        (2e-4, 3e-7, "float32", True),
+        (2e-3, 1e-3, "float32", False),  # it sums up what nearly cancels
+        (float("nan"), 3e-7, "float32", True),
+        (6e-2, 3e-2, "bfloat16", False),
+        (0.5, 1e-2, "bfloat16", True),
+    ],
+)
+def test_what_is_wrong(error, rounding, type, is_wrong):
+    check = judged(dict(a=1e-8, b=error), dict(a=1e-8, b=rounding), type)
+    assert (check.judged, check.of, [*check.wrong]) == (2, 2, ["b"] if is_wrong else [])
+
+
+def test_a_gradient_that_is_nothing_but_rounding_is_not_judged():
+    check = judged(dict(a=1e-7, b=1.3), dict(a=1e-7, b=0.9))
+    assert (check.judged, check.of, check.wrong, check.worst) == (1, 2, {}, 1e-7)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "counts", "is_wrong"),
+    [
+        ([1.0, 1e-3, 1.001], True, False),
+        ([1.0, 1e-3, 1.1], True, True),
+        ([1.0, 0.1, 1.5], False, False),  # too uncertain
+        ([float("nan"), 0.1, 1.0], True, True),
+        ([1e-9, 1e-8, 0.0], False, False),  # nothing but rounding
+    ],
+)
+def test_what_numeric_derivatives_tell(numbers, counts, is_wrong):
+    check = judge.by_numbers("x", dict(derivatives=dict(a=numbers), weights=3))
+    assert (check.judged, check.of, bool(check.wrong)) == (int(counts), 3, is_wrong)
+
+
+SAME = dict(batch=7, weight_change=1e-7, loss=2.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({}, ""),
+        (dict(loss=2.000001), ""),
+        (dict(batch=8), "the first batch"),
+        (dict(weight_change=0.3), "the initial weights"),
+        (dict(loss=2.1), "the loss is 2 and 2.1"),
+    ],
+)
+def test_whether_a_script_is_the_same_twice(change, says):
+    reason = judge.unlike(SAME, SAME | change, 1e-7)
+    assert reason.startswith(says) and bool(reason) == bool(says)
+
+
+def test_what_is_looked_into():
+    facts = dict(checkpoints=2, functions=["Norm"])
+    assert len(risks_of(facts, budget=0.5)) == 3
+    assert risks_of(dict(checkpoints=0, functions=[]), budget=1.0) == []
+    assert coarsest(["float32", "int64", "bfloat16"]) == "bfloat16"
+
+
+def answer(**changes) -> Answer:
+    right = judged(dict(a=1e-7), dict(a=1e-7))
+    return Answer(["x.py"], tensors=1, backwards=2, checks=[right], **changes)
+
+
+def test_the_answer():
+    wrong = judged({f"w{number}": 0.1 * number for number in range(1, 9)}, {})
+    one = answer(mends=["allow_buffer_reuse"])
+    one.checks.append(wrong)
+    assert answer().verdict == "right" and one.verdict == "wrong"
+    assert Answer(["x.py"]).verdict == "not compared"
+    text = render.screen(one)
+    assert "`w8`: off by 80%" in text and "and 3 more" in text
+    assert MENDS["allow_buffer_reuse"] in text
+    for each in (one, answer(notes=["nothing is compiled"])):
+        validate(render.as_json(each), "gradients")
+
+
+def validate(content: dict, kind: str) -> None:
+    """Raises where it isn't as the schema says; none of the schema's words may be unknown."""
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.validate(json.loads(json.dumps(content)), SCHEMA)
+    jsonschema.validate(content, SCHEMA | {"oneOf": [{"$ref": f"#/$defs/{kind}"}]})
+
+
+# ---- Whole runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("toy", "code", "says"),
+    [
+        ("compiled", 0, "right"),
+        ("compiled_in_place", 0, "right"),
+        ("compiled_loss", 0, "right"),
+        ("autocast", 0, "right"),
+        ("checkpointed", 0, "right"),
+        ("memory_budget", 4, "memory_budget"),
+        ("nested_region", 4, "allow_buffer_reuse"),
+        ("checkpointed_with_other_masks", 4, "wrong"),
+        ("wrong_norm", 4, "wrong"),
+        ("plain", 0, "nothing is compiled"),
+        ("drawn_from_the_clock", 0, "the first batch is another one"),
+        ("closure", 0, "closure"),
+    ],
+)
+def test_gradients_of_a_script(toy, code, says):
+    done = gpt_speed("gradients", "--json", TOYS, toy)
+    assert done.returncode == code, done.stderr
+    content = json.loads(done.stdout)
+    validate(content, "gradients")
+    verdict = {4: "wrong", 0: "right" if says == "right" else "not compared"}[code]
+    assert content["verdict"] == verdict
+    assert says in (verdict, *content["mends"]) or any(says in note for note in content["notes"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("toy", "code", "says"),
+    [
+        ("by_hand", 3, "made no update by an optimizer of torch.optim"),
+        ("fails", 1, "failed, uncompiled: ValueError: the real reason\n"),
+    ],
+)
+def test_a_script_without_an_update(toy, code, says):
+    done = gpt_speed("gradients", TOYS, toy)
+    assert done.returncode == code and says in done.stderr and done.stdout == ""
+
+
+@pytest.mark.slow
+def test_the_wheel(tmp_path):
+    """It is small, needs nothing, and audits from another folder."""
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+    offline = ["--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "wheel", *offline, "-w", tmp_path, copy_of_package(tmp_path)], check=True)
+    (wheel,) = tmp_path.glob("gpt_speed-*.whl")
+    assert wheel.stat().st_size < 300_000
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = next(name for name in names if name.endswith("METADATA"))
+        needs = archive.read(metadata).decode()
+    assert all(line.endswith("'") for line in needs.splitlines() if "Requires-Dist" in line)
+    assert {"gpt_speed/cards.json", "gpt_speed/gains.json", "gpt_speed/schema.json"} < {*names}
+    folder = tmp_path / "environment"
+    subprocess.run([*pip, "install", "--no-deps", "--target", folder, wheel], check=True)
+    toys = ROOT / "tests" / "audit_toys.py"
+    done = subprocess.run(
+        [sys.executable, "-m", "gpt_speed", "audit", "--json", toys, "fast"],
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=str(folder)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    validate(json.loads(done.stdout), "audit")
+    assert (tmp_path / "audit-audit_toys.md").exists()
+
+
+def copy_of_package(folder: Path) -> Path:
+    """Returns a folder with what a wheel is made of, so that nothing is left in this one."""
+    copy = folder / "source"
+    shutil.copytree(ROOT / "gpt_speed", copy / "gpt_speed")
+    for path in (ROOT / "pyproject.toml", ROOT / "LICENSE", *ROOT.glob("requirements*.txt")):
+        shutil.copy(path, copy)
+    return copy
