@@ -524,15 +524,15 @@ def standard_library(characters: int) -> str:
 def gpt2_tokenizer(cache: Path, web: Web) -> tiktoken.Encoding | None:
     """Returns GPT-2's tokenizer, with its files in `cache`; None if they can't be fetched."""
     for name, digest in TOKENIZER_SHA256.items():
-        if not is_cached(TOKENIZER_URL + name, digest, cache, web):
+        if not ensure_cached(TOKENIZER_URL + name, digest, cache, web):
             return None
-    with variable("TIKTOKEN_CACHE_DIR", str(cache)):
+    with environment_variable("TIKTOKEN_CACHE_DIR", str(cache)):
         return tiktoken.get_encoding("gpt2")
 
 
-def is_cached(url: str, digest: str, cache: Path, web: Web) -> bool:
-    """Returns whether `cache` holds the file at `url`, which is first copied there from the user's
-    cache, or fetched: tiktoken would fetch it without a time-out."""
+def ensure_cached(url: str, digest: str, cache: Path, web: Web) -> bool:
+    """Copies the file at `url` from the user's cache into `cache`, or fetches it, as tiktoken would
+    without a time-out, unless it is there. Returns whether it is there now."""
     file = hashlib.sha1(url.encode()).hexdigest()  # as tiktoken calls it
     if content_of(cache / file, digest):
         return True
@@ -556,7 +556,7 @@ def has_sha256(digest: str, data: bytes) -> bool:
 
 
 @contextmanager
-def variable(name: str, value: str) -> Iterator[None]:
+def environment_variable(name: str, value: str) -> Iterator[None]:
     """Sets an environment variable, and in the end puts back what it was."""
     before = os.environ.get(name)
     os.environ[name] = value

@@ -127,8 +127,8 @@ def write_all(files: dict[Path, bytes]) -> list[Path]:
 def interrupts_delayed() -> Iterator[None]:
     """Holds SIGINT and SIGTERM back; one that comes meanwhile is raised at the end.
 
-    gpt_speed.children.signals_held does that with a mask, which a child inherits and Windows lacks.
-    Here nothing is started, and this file has to run under any system, without that package."""
+    gpt_speed.children.signals_held is the same for the start of a child, with a signal mask, which
+    Windows lacks. It stands twice since this file runs anywhere, and without that package."""
     received: list[int] = []
     handlers = {
         number: signal.signal(number, lambda number, frame: received.append(number))
