@@ -6,6 +6,7 @@ import signal
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -461,26 +462,35 @@ def cells_of(markdown: str) -> dict[str, dict[str, str]]:
 
 def shown(figure) -> list[str]:
     """Every text of a picture, after a look that none is cut off, and that no two overlap."""
+    figure.canvas.draw()
+    texts = visible_texts(figure)
+    boxes = {text: text.get_window_extent() for text in texts}
+    inside = figure.bbox.padded(1)
+    for text, box in boxes.items():
+        assert inside.contains(*box.min) and inside.contains(*box.max), text
+    for one, other in combinations(texts, 2):
+        assert not boxes[one].padded(-1).overlaps(boxes[other].padded(-1)), (one, other)
+    return [text.get_text() for text in texts]
+
+
+def visible_texts(figure) -> list:
+    """A drawn picture's texts, without the labels of ticks beyond the limits, which it keeps."""
     from matplotlib.text import Text
 
-    figure.canvas.draw()
-    hidden = set()  # ticks beyond the limits are kept, but not drawn
-    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
-        low, high = sorted(axis.get_view_interval())
-        ticks = zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
-        hidden |= {label for place, label in ticks if not low <= place <= high}
-    texts = [
-        text
-        for text in figure.findobj(Text)
-        if text.get_visible() and text.get_text() and text not in hidden
-    ]
-    boxes = [text.get_window_extent() for text in texts]
-    for i, box in enumerate(boxes):
-        inside = figure.bbox.padded(1)
-        assert inside.contains(*box.min) and inside.contains(*box.max), texts[i]
-        for other, text in zip(boxes[:i], texts[:i], strict=True):
-            assert not box.padded(-1).overlaps(other.padded(-1)), (texts[i], text)
-    return [text.get_text() for text in texts]
+    hidden = {
+        label
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        for label in labels_beyond(axis)
+    }
+    texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
+    return [text for text in texts if text not in hidden]
+
+
+def labels_beyond(axis) -> Iterator:
+    low, high = sorted(axis.get_view_interval())
+    ticks = zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
+    return (label for place, label in ticks if not low <= place <= high)
 
 
 def complete_results(folder: Path) -> None:
