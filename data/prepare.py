@@ -94,6 +94,11 @@ TRIES = 3  # if a server answers but fails
 Ids = Iterable[np.ndarray]  # of tokens, in blocks
 
 
+class Parts(NamedTuple):
+    train: Ids
+    val: Ids | None  # None: `train` is all there is, and its last tenth is to become this part
+
+
 class UserError(Exception):
     """An error that the user can fix, printed as one line."""
 
@@ -211,7 +216,7 @@ def kind_of(path: str) -> str:
         return "tokens"
     if head.startswith(PARQUET):
         return "parquet"
-    first = next(unpacked(path, Progress(0))).removeprefix(codecs.BOM_UTF8).lstrip()
+    first = next(unpacked(path)).removeprefix(codecs.BOM_UTF8).lstrip()
     named_json = {".json", ".jsonl", ".ndjson"} & {*Path(path).suffixes}
     return "json" if named_json or JSON.match(first) else "text"
 
@@ -234,7 +239,7 @@ def unpacker(head: bytes, path: str) -> Callable | None:
     return None
 
 
-def unpacked(path: str, progress: "Progress") -> Iterator[bytes]:
+def unpacked(path: str, progress: "Progress | None" = None) -> Iterator[bytes]:
     """Yields a file's bytes in blocks, unpacked. Raises OSError, UserError for what is no text."""
     blocks = blocks_of(path, progress)
     first = next(blocks, b"")
@@ -250,7 +255,7 @@ def unpacked(path: str, progress: "Progress") -> Iterator[bytes]:
     yield from blocks
 
 
-def blocks_of(path: str, progress: "Progress") -> Iterator[bytes]:
+def blocks_of(path: str, progress: "Progress | None") -> Iterator[bytes]:
     """Yields a file's bytes in blocks, unpacked. Raises UserError, OSError."""
     with open(path, "rb") as file:
         start = unpacker(file.peek(10), path)
@@ -260,9 +265,10 @@ def blocks_of(path: str, progress: "Progress") -> Iterator[bytes]:
             yield from read_blocks(file, BLOCK, progress)
 
 
-def read_blocks(file, size: int, progress: "Progress") -> Iterator[bytes]:
+def read_blocks(file: BinaryIO, size: int, progress: "Progress | None") -> Iterator[bytes]:
     while block := file.read(size):
-        progress.add(len(block))
+        if progress:
+            progress.add(len(block))
         yield block
 
 
@@ -309,7 +315,13 @@ def read_json(path: str, progress: "Progress") -> Iterator[str]:
         documents = [document_in(line, path, number + i) for i, line in enumerate(lines, 1)]
         number += len(lines)
         # JSON may hold half a character, which becomes U+FFFD, as in tiktoken.
-        yield re.sub("[\ud800-\udfff]", "\ufffd", progress.joined(documents))
+        yield re.sub("[\ud800-\udfff]", "\ufffd", joined(documents, progress))
+
+
+def joined(documents: list[str | None], progress: "Progress") -> str:
+    """Returns the documents with <|endoftext|> between them; those without text are skipped."""
+    progress.skipped += documents.count(None)
+    return END.join(filter(None, documents))
 
 
 def document_in(line: bytes, path: str, number: int) -> str | None:
@@ -341,7 +353,7 @@ def read_parquet(path: str, progress: "Progress") -> Iterator[str]:
                 raise UserError(f"{path} has no column 'text' of strings, but: {has}")
             for batch in file.iter_batches(64, columns=["text"]):  # a document may be a book
                 progress.add(size * len(batch) // file.metadata.num_rows)
-                yield progress.joined(batch.column(0).to_pylist())
+                yield joined(batch.column(0).to_pylist(), progress)
     except (arrow.ArrowException, OSError, ValueError) as error:
         raise UserError(f"{path} is damaged: {str(error).splitlines()[0]}")
 
@@ -381,20 +393,27 @@ def read_file(source: Source, before: str, progress: "Progress") -> Iterator[str
 def read_tokens(path: str, progress: "Progress") -> Iterator[np.ndarray]:
     """Yields the ids of a file of nanoGPT or llm.c. Raises UserError, OSError."""
     with open(path, "rb") as file:
-        size, head = os.fstat(file.fileno()).st_size, file.read(HEADER)
-        if has_llm_c_header(head):
-            size -= HEADER
-            check_llm_c(path, head, size)
-        else:
-            check_nano_gpt(path, head, size)
-            file.seek(0)
-        if not size:
-            raise UserError(f"{path} is empty")
+        file.seek(start_of_ids(path, file))
         while len(ids := np.fromfile(file, "<u2", BLOCK)):
             if ids.max() > END_ID:
                 raise UserError(f"{path} has id {ids.max():,}: GPT-2's end with {END_ID:,}")
             progress.add(ids.nbytes)
             yield ids
+
+
+def start_of_ids(path: str, file: BinaryIO) -> int:
+    """Returns the byte that a file's ids begin at: after llm.c's header, or the first of nanoGPT's.
+    Raises UserError for a file that isn't whole, isn't of GPT-2's ids as uint16, or has none."""
+    size, head = os.fstat(file.fileno()).st_size, file.read(HEADER)
+    if has_llm_c_header(head):
+        start = HEADER
+        check_llm_c(path, head, size - start)
+    else:
+        start = 0
+        check_nano_gpt(path, head, size)
+    if size <= start:
+        raise UserError(f"{path} is empty")
+    return start
 
 
 def check_llm_c(path: str, head: bytes, size: int) -> None:
@@ -459,21 +478,17 @@ def encode(tokenizer: tiktoken.Encoding, texts: Iterable[str]) -> Iterator[np.nd
 
 
 class Progress:
-    """Counts the bytes read of `total`, which a terminal shows, and documents without text."""
+    """Counts the bytes read of `total`, which a terminal shows, and the documents skipped for want
+    of text."""
 
     def __init__(self, total: int):
-        self.total, self.done, self.nulls = total, 0, 0
+        self.total, self.done, self.skipped = total, 0, 0
 
     def add(self, count: int) -> None:
         self.done += count
         if sys.stderr.isatty():
             percent = min(100, 100 * self.done // max(1, self.total))
             print(f"\r{percent:3} %\r", end="", file=sys.stderr, flush=True)
-
-    def joined(self, documents: list[str | None]) -> str:
-        """Returns the documents with <|endoftext|> between them, and counts those without text."""
-        self.nulls += documents.count(None)
-        return END.join(filter(None, documents))
 
 
 def book(out: Path, web: Web) -> Path | None:
@@ -509,29 +524,49 @@ def standard_library(characters: int) -> str:
 def gpt2_tokenizer(cache: Path, web: Web) -> tiktoken.Encoding | None:
     """Returns GPT-2's tokenizer, with its files in `cache`; None if they can't be fetched."""
     for name, digest in TOKENIZER_SHA256.items():
-        url, is_right = TOKENIZER_URL + name, partial(has_sha256, digest)
-        # tiktoken looks for a file by the SHA-1 of its URL, and fetches without a time-out.
-        file = hashlib.sha1(url.encode()).hexdigest()
-        data = cached(file, cache, is_right) or web.fetch(url, is_right)
-        if data is None:
+        if not ensure_cached(TOKENIZER_URL + name, digest, cache, web):
             return None
-        cache.mkdir(parents=True, exist_ok=True)
-        write_whole(cache / file, data)
-    os.environ["TIKTOKEN_CACHE_DIR"] = str(cache)
-    return tiktoken.get_encoding("gpt2")
+    with environment_variable("TIKTOKEN_CACHE_DIR", str(cache)):
+        return tiktoken.get_encoding("gpt2")
+
+
+def ensure_cached(url: str, digest: str, cache: Path, web: Web) -> bool:
+    """Copies the file at `url` from the user's cache into `cache`, or fetches it, as tiktoken would
+    without a time-out, unless it is there. Returns whether it is there now."""
+    file = hashlib.sha1(url.encode()).hexdigest()  # as tiktoken calls it
+    if content_of(cache / file, digest):
+        return True
+    users_cache = Path(os.environ.get("TIKTOKEN_CACHE_DIR") or cache)
+    data = content_of(users_cache / file, digest) or web.fetch(url, partial(has_sha256, digest))
+    if data is None:
+        return False
+    cache.mkdir(parents=True, exist_ok=True)
+    write_whole(cache / file, data)
+    return True
+
+
+def content_of(path: Path, digest: str) -> bytes | None:
+    """Returns the content of a file, None if there is none with this SHA-256."""
+    data = path.read_bytes() if path.is_file() else b""
+    return data if has_sha256(digest, data) else None
 
 
 def has_sha256(digest: str, data: bytes) -> bool:
     return hashlib.sha256(data).hexdigest() == digest
 
 
-def cached(file: str, cache: Path, is_right: Callable[[bytes], bool]) -> bytes | None:
-    """Returns the content of a file in `cache` or in the user's cache, None if none is right."""
-    for folder in (cache, Path(os.environ.get("TIKTOKEN_CACHE_DIR") or cache)):
-        path = folder / file
-        if path.is_file() and is_right(data := path.read_bytes()):
-            return data
-    return None
+@contextmanager
+def environment_variable(name: str, value: str) -> Iterator[None]:
+    """Sets an environment variable, and in the end puts back what it was."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def tokenizer_for(corpus: Corpus, cache: Path, web: Web) -> tiktoken.Encoding:
@@ -571,10 +606,10 @@ def prepare(files: list[str], out: Path) -> None:
     if replaced:
         print(f"{web.failure}: {', '.join(replaced)}", flush=True)
     progress = Progress(sum(os.stat(source.path).st_size for source in corpus.sources))
-    train, val = parts_of(corpus, tokenizer, progress)
-    counts = write_folder(out, corpus.name, tokenizer, train, val)
+    parts = parts_of(corpus, tokenizer, progress)
+    counts = write_folder(out, corpus.name, tokenizer, parts)
     written = ", ".join(f"{count:,} {part}" for part, count in counts.items())
-    skipped = f"; {progress.nulls:,} documents without text skipped" if progress.nulls else ""
+    skipped = f"; {progress.skipped:,} documents without text skipped" if progress.skipped else ""
     print(f"{corpus.name}: {written} tokens ({tokenizer.name}) in {out}{skipped}")
 
 
@@ -614,25 +649,24 @@ def replacements(corpus: Corpus, tokenizer: tiktoken.Encoding) -> list[str]:
     return replaced
 
 
-def parts_of(corpus: Corpus, tokenizer: tiktoken.Encoding, progress: Progress) -> tuple[Ids, Ids]:
-    """Returns the ids to train on and those to validate on; none of these where the former are
-    still to be split. Raises UserError."""
+def parts_of(corpus: Corpus, tokenizer: tiktoken.Encoding, progress: Progress) -> Parts:
+    """Returns the ids to train on and those to validate on. Raises UserError."""
     if corpus.has_tokens:
-        train, val = split_by_name([source.path for source in corpus.sources])
-        return ids_in(train, progress), ids_in(val, progress)
+        return parts_by_name([source.path for source in corpus.sources], progress)
     if corpus.sources:
-        return encode(tokenizer, pieces(read_files(corpus.sources, progress))), ()
+        return Parts(encode(tokenizer, pieces(read_files(corpus.sources, progress))), val=None)
     # GPT-2's tokens of source text are 2 to 4 characters long.
     (ids,) = encode(tokenizer, [standard_library(4 * BOOK_TOKENS)])
-    return [ids[:BOOK_TOKENS]], ()
+    return Parts([ids[:BOOK_TOKENS]], val=None)
 
 
-def split_by_name(paths: list[str]) -> tuple[list[str], list[str]]:
-    """Returns the files to train on and those for validation; none of these where all or none
-    are."""
+def parts_by_name(paths: list[str], progress: Progress) -> Parts:
+    """Returns the ids in files, of which those named "val" are for validation unless all are."""
     val = [path for path in paths if has_word(path, "val(idation)?")]
     train = [path for path in paths if path not in val]
-    return (train, val) if train and val else (paths, [])
+    if train and val:
+        return Parts(ids_in(train, progress), ids_in(val, progress))
+    return Parts(ids_in(paths, progress), val=None)
 
 
 def ids_in(paths: list[str], progress: Progress) -> Ids:
@@ -640,12 +674,12 @@ def ids_in(paths: list[str], progress: Progress) -> Ids:
 
 
 def write_folder(
-    out: Path, corpus: str, tokenizer: tiktoken.Encoding, train: Ids, val: Ids
+    out: Path, corpus: str, tokenizer: tiktoken.Encoding, parts: Parts
 ) -> dict[str, int]:
     """Writes all files, meta.json last, since it marks the others complete. Returns how many tokens
     each part has. Raises UserError, OSError."""
     with whole(out / "train.bin", out / "val.bin") as paths:
-        counts = write_parts(train, val, *paths)
+        counts = write_parts(parts, *paths)
         figures = dict(
             corpus=corpus,
             tokenizer=tokenizer.name,
@@ -659,15 +693,16 @@ def write_folder(
     return counts
 
 
-def write_parts(ids: Ids, val_ids: Ids, train_path: Path, val_path: Path) -> dict[str, int]:
-    """Writes the ids, split in two unless there are `val_ids`, and never holds them all; returns
+def write_parts(parts: Parts, train_path: Path, val_path: Path) -> dict[str, int]:
+    """Writes the ids, which are split here where they aren't yet, and never holds them all; returns
     how many each part has. Raises UserError for too few."""
     with open(train_path, "wb+") as train, open(val_path, "wb") as val:
-        train_count, val_count = write_ids(train, ids), write_ids(val, val_ids)
-        count = train_count + val_count
+        count = train_count = write_ids(train, parts.train)
+        if parts.val is not None:
+            count += write_ids(val, parts.val)
         if count < 2 / (1 - TRAIN_SHARE):
             raise UserError(f"the text is too short: {count} tokens")
-        if not val_count:
+        if parts.val is None:
             train_count = int(TRAIN_SHARE * count)
             move_end(train, train_count, val)
     return dict(train=train_count, val=count - train_count)

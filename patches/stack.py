@@ -25,6 +25,7 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 from itertools import pairwise, permutations
@@ -124,7 +125,10 @@ def write_all(files: dict[Path, bytes]) -> list[Path]:
 
 @contextmanager
 def interrupts_delayed() -> Iterator[None]:
-    """Holds SIGINT and SIGTERM back; one that comes meanwhile is raised at the end."""
+    """Holds SIGINT and SIGTERM back; one that comes meanwhile is raised at the end.
+
+    gpt_speed.children.signals_held is the same for the start of a child, with a signal mask, which
+    Windows lacks. It stands twice since this file runs anywhere, and without that package."""
     received: list[int] = []
     handlers = {
         number: signal.signal(number, lambda number, frame: received.append(number))
@@ -152,24 +156,56 @@ class Hunk(NamedTuple):
         return Hunk(self.new_start, self.added, self.start, self.removed)
 
 
+@dataclass(frozen=True)
 class Patch:
     """One technique: its header explains it, its hunks lead from `base` to `name`."""
 
-    def __init__(self, file: str, data: bytes, *bases: str):
+    file: str  # "patches/05-bfloat16.patch"
+    header: bytes  # as it stands in the file: fields and prose
+    fields: dict[str, str]
+    hunks: list[Hunk]
+
+    @classmethod
+    @cache  # the tools read all patches again and again
+    def parse(cls, file: str, data: bytes, *bases: str) -> "Patch":
         """Parses `file`. Raises StackError if it is bad or changes none of `bases`."""
         start = data.find(b"\n--- ") + 1 or len(data)
-        self.header, diff = data[:start], data[start:]  # fields and prose, then the lines
-        self.file, self.name = file, Path(file).stem  # file: "patches/05-bfloat16.patch"
-        self.fields = fields = parse_header(file, self.header)
-        self.base = base = fields["Base"]
+        header, diff = data[:start], data[start:]
+        fields = parse_header(file, header)
+        base, name = fields["Base"], Path(file).stem
         if base not in bases:
             raise StackError(f"{file}: its Base: has to be {' or '.join(bases)}")
-        if not f"{self.name}-".startswith(f"{fields.get('Group', self.name)}-"):
+        if not f"{name}-".startswith(f"{fields.get('Group', name)}-"):
             raise StackError(f"{file}: a variant's name has to begin with its Group:")
-        self.published = published_in(fields)
-        self.option_sets = option_sets_in(fields)
         names = f"--- a/{file_of(base)}\n+++ b/{file_of(base)}\n"
-        self.hunks = parse_hunks(file, diff.removeprefix(names.encode()))
+        return cls(file, header, fields, parse_hunks(file, diff.removeprefix(names.encode())))
+
+    @property
+    def name(self) -> str:
+        return Path(self.file).stem
+
+    @property
+    def base(self) -> str:
+        """The script that it changes, as its header names it: 01 and 02 by their files."""
+        return self.fields["Base"]
+
+    @property
+    def published(self) -> Published | None:
+        """The published figures of its script."""
+        figures = re.fullmatch(PUBLISHED, self.fields.get("Published", ""))
+        if not figures:
+            return None
+        speed, memory, gpus = figures.groups("1")
+        return Published(float(speed.replace(",", "")), float(memory), int(gpus))
+
+    @property
+    def option_sets(self) -> list[tuple[list[str], str]]:
+        """Of each run of a variant its options, and what they need."""
+        option_sets = []
+        for run in self.fields.get("Measure", "").split("|"):
+            options, _, needs = run.strip().removesuffix("]").partition("[")
+            option_sets.append((options.split(), needs or self.fields.get("Needs", "")))
+        return option_sets
 
     def excludes(self, other: "Patch") -> bool:
         """Returns whether its header says that a script can't have both."""
@@ -193,24 +229,6 @@ class Patch:
             result += added
             position = end
         return b"".join(result + source[position:])
-
-
-def published_in(fields: dict[str, str]) -> Published | None:
-    """Returns a header's published figures."""
-    figures = re.fullmatch(PUBLISHED, fields.get("Published", ""))
-    if not figures:
-        return None
-    speed, memory, gpus = figures.groups("1")
-    return Published(float(speed.replace(",", "")), float(memory), int(gpus))
-
-
-def option_sets_in(fields: dict[str, str]) -> list[tuple[list[str], str]]:
-    """Returns of each run of a variant its options, and what they need."""
-    option_sets = []
-    for run in fields.get("Measure", "").split("|"):
-        options, _, needs = run.strip().removesuffix("]").partition("[")
-        option_sets.append((options.split(), needs or fields.get("Needs", "")))
-    return option_sets
 
 
 def file_of(name: str) -> str:
@@ -270,15 +288,9 @@ def make_patch(file: str, header: bytes, base: str, before: bytes, after: bytes)
             above = DEFINITION.findall(b"".join(old[: int(match[1]) + 2]))
             line = b" ".join([line[:-1], *above[-1:]]) + b"\n"
         data += line
-    if Patch(file, data, base).apply(before) != after:
+    if Patch.parse(file, data, base).apply(before) != after:
         raise StackError(f"{file}: the diff would not lead from {base} to {name}")
     return data
-
-
-@cache
-def parse_patch(file: str, data: bytes, *bases: str) -> Patch:
-    """Returns a patch, which isn't to be changed: the tools read all of them again and again."""
-    return Patch(file, data, *bases)
 
 
 def load(root: Path = ROOT) -> list[Patch]:
@@ -289,7 +301,7 @@ def load(root: Path = ROOT) -> list[Patch]:
             raise StackError(f"patches/series, line {number}: expected {number:02}-NAME.patch")
     files, bases = [*series, "ddp.patch"], [FIRST, *series[:-1], LAST]
     return [
-        parse_patch(f"patches/{file}", read(root / "patches" / file), Path(base).stem)
+        Patch.parse(f"patches/{file}", read(root / "patches" / file), Path(base).stem)
         for file, base in zip(files, bases, strict=False)
     ]
 
@@ -298,7 +310,7 @@ def load_variants(root: Path = ROOT) -> list[Patch]:
     """Reads the variants, sorted by name. Raises StackError."""
     bases = Path(LAST).stem, Path(DDP).stem
     return [
-        parse_patch(path.relative_to(root).as_posix(), read(path), *bases)
+        Patch.parse(path.relative_to(root).as_posix(), read(path), *bases)
         for path in sorted(root.glob("patches/variants/*.patch"))
     ]
 
@@ -314,14 +326,25 @@ def name_of_01(names: Iterable[str]) -> str:
     return ordered[ordered.index("ddp") - 1]
 
 
+def names_by_file(names: Iterable[str]) -> dict[str, str]:
+    """Returns by their files the names of 00, of 01, which the last technique makes, and of 02."""
+    ordered = list(names)
+    return {FIRST: ordered[0], LAST: name_of_01(ordered), DDP: "ddp"}
+
+
+def base_of(patch: Patch, names: Iterable[str]) -> str:
+    """Returns which of `names` a patch changes."""
+    return names_by_file(names).get(file_of(patch.base), patch.base)
+
+
 def find(name: str, names: Iterable[str]) -> str:
-    """Returns the name that "5", "05-bfloat16", "ddp", a variant or a file means."""
+    """Returns the name that a user means by "5", "05-bfloat16", "ddp", a variant or a file."""
     ordered = list(names)
     techniques = ordered[: ordered.index("ddp")]
     if name.isdecimal() and int(name) < len(techniques):
         return techniques[int(name)]
     name = name.removesuffix(".py").removeprefix("variant-")
-    name = {LAST: name_of_01(ordered), DDP: "ddp"}.get(f"{name}.py", name)
+    name = names_by_file(ordered).get(f"{name}.py", name)
     if name not in ordered:
         raise StackError(f"no patch {name!r}; `python patches/stack.py list` shows their names")
     return name
@@ -360,8 +383,8 @@ def rebuild(root: Path, edited: Path | None) -> dict[str, bytes]:
     else:
         first = read(root / FIRST)
     scripts = apply_all(patches, first)
-    for file in (FIRST, LAST, DDP):
-        if root / file != edited and read(root / file) != scripts[find(file, scripts)]:
+    for file, name in names_by_file(scripts).items():
+        if root / file != edited and read(root / file) != scripts[name]:
             raise StackError(
                 f"{file} isn't what the patches make (edited? `refresh` carries the"
                 " edit on, `new` makes a patch of it)"
@@ -383,7 +406,7 @@ def apply_all(patches: list[Patch], first: bytes) -> dict[str, bytes]:
     names = names_of(patches)
     scripts = {names[0]: first}
     for patch in patches:
-        scripts[patch.name] = patch.apply(scripts[find(patch.base, names)])
+        scripts[patch.name] = patch.apply(scripts[base_of(patch, names)])
     return scripts
 
 
@@ -514,7 +537,8 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
         subsequent_indent="# ",
         break_on_hyphens=False,
     )
-    script = with_check(with_variants(base, variants, root), packages_of(variants))
+    script = with_variants(base, variants, rebuild_all(root))  # which refuses an edited 01 or 02
+    script = with_check(script, packages_of(variants))
     text = f"{note}\n".encode() + script
     try:
         compile(text, "composed", "exec")
@@ -523,14 +547,14 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
     return text
 
 
-def with_variants(base: str, variants: list[Patch], root: Path) -> bytes:
+def with_variants(base: str, variants: list[Patch], scripts: dict[str, bytes]) -> bytes:
     """Returns the script in the file `base` with variants merged in, one after the other. Raises
     StackError, Conflict."""
-    scripts, text = rebuild_all(root), read(root / base)
+    text = scripts[names_by_file(scripts)[base]]
     for variant in variants:
         if file_of(variant.base) == DDP != base:
             raise StackError(f"{variant.name} is a variant of {DDP}: --base 02")
-        before = scripts[find(variant.base, scripts)]
+        before = scripts[base_of(variant, scripts)]
         text = merge(before, scripts[variant.name], text, variant.name, by_joining)
     return text
 
@@ -590,9 +614,9 @@ def carry(
     scripts = follow(patches, old, edited)
     files = {}
     for patch in patches:
-        before, after = scripts[find(patch.base, names)], scripts[patch.name]
+        before, after = scripts[base_of(patch, names)], scripts[patch.name]
         files[root / patch.file] = make_patch(patch.file, patch.header, patch.base, before, after)
-    files |= {root / file: scripts[find(file, names)] for file in (FIRST, LAST, DDP)}
+    files |= {root / file: scripts[name] for file, name in names_by_file(names).items()}
     for name, script in scripts.items():
         path = root / WRITTEN / file_of(name)
         if path.exists():
@@ -609,7 +633,7 @@ def follow(
     scripts = {names[0]: old[names[0]]} | edited
     for patch in patches:
         if patch.name not in edited:
-            base = find(patch.base, names)
+            base = base_of(patch, names)
             scripts[patch.name] = merge(
                 old[base], old[patch.name], scripts[base], patch.name, by_words
             )
@@ -727,38 +751,50 @@ def new_command(
     """turns your edit of 01 into a patch, at the end of the series or a variant"""
     if variant != bool(fields["group"]) or base and not variant:
         raise StackError("--group is for a --variant, which needs one, and so is --base")
-    series, edited = load(root), DDP if base == "02" else LAST
     if variant:
-        file, script = f"patches/variants/{name}.patch", Path(edited).stem
-    else:  # the next number is that of ddp.patch, which isn't a technique
-        file, script = f"patches/{len(series):02}-{name}.patch", name_of_01(names_of(series))
+        return new_variant(root, name, DDP if base == "02" else LAST, fields)
+    return new_technique(root, name, fields)
+
+
+def new_technique(root: Path, name: str, fields: dict[str, str | None]) -> list[str]:
+    """Makes an edit of 01 the last technique; returns what is printed."""
+    series = load(root)
+    number, base = len(series), name_of_01(names_of(series))  # ddp.patch has no number
+    file = new_file(root, f"patches/{number:02}-{name}.patch", name)
+    patch, old, new = patch_of_edit(root, LAST, file, base, fields)
+    patches = [*series[:-1], patch, series[-1], *load_variants(root)]
+    path = root / "patches/series"
+    files = carry(patches, old, new, root) | {path: read(path) + f"{Path(file).name}\n".encode()}
+    written = [os.path.relpath(path) for path in write_all(files)]
+    return [*written, *what_is_next(f"ladder --techniques {number - 1}-{number}", LAST)]
+
+
+def new_variant(root: Path, name: str, edited: str, fields: dict[str, str | None]) -> list[str]:
+    """Makes an edit of the script `edited`, 01 or 02, a variant of it; returns what is printed."""
+    file = new_file(root, f"patches/variants/{name}.patch", name)
+    patch, old, new = patch_of_edit(root, edited, file, Path(edited).stem, fields)
+    files = carry([*load(root), *load_variants(root), patch], old, new, root)
+    written = [os.path.relpath(path) for path in write_all(files)]
+    return [*written, *what_is_next(f"variants --names {name}", edited)]
+
+
+def new_file(root: Path, file: str, name: str) -> str:
+    """Returns `file`, in which a patch called `name` is to be. Raises StackError if it can't."""
     if not NAME.fullmatch(name) or (root / file).exists():
         raise StackError(f"{name!r} is taken, or isn't a name like sgd or adamw-8bit")
-    files = files_with_new(root, file, script, header_of(script, fields), edited)
-    if not variant:
-        path = root / "patches/series"
-        files[path] = read(path) + f"{Path(file).name}\n".encode()
-    written = [os.path.relpath(path) for path in write_all(files)]
-    last = len(series) - 1
-    study = f"variants --names {name}" if variant else f"ladder --techniques {last}-{last + 1}"
-    return [*written, *what_is_next(study, edited)]
+    return file
 
 
-def files_with_new(
-    root: Path, file: str, base: str, header: bytes, edited: str
-) -> dict[Path, bytes]:
-    """Returns the files to write if the edit of the script `edited` becomes the patch `file`, a
-    technique after `base` or a variant of it. Raises StackError, Conflict."""
-    old, new = before_edit(root / edited, root), read(root / edited)
-    before = old[find(base, old)]
-    patch = Patch(file, make_patch(file, header, base, before, new), base)
-    series, variants = load(root), load_variants(root)
-    if "Group" in patch.fields:
-        patches = [*series, *variants, patch]
-    else:
-        patches = [*series[:-1], patch, *series[-1:], *variants]
-    # As if it had been there and changed nothing: then its edit is carried like any.
-    return carry(patches, old | {patch.name: before}, {patch.name: new}, root)
+def patch_of_edit(
+    root: Path, edited: str, file: str, base: str, fields: dict[str, str | None]
+) -> tuple[Patch, dict[str, bytes], dict[str, bytes]]:
+    """Returns the patch `file` that leads from `base` to the script `edited`, and for carry() the
+    scripts as if it had changed nothing so far, and its own as edited. Raises StackError."""
+    old, after = before_edit(root / edited, root), read(root / edited)
+    before = old[names_by_file(old)[edited]]
+    data = make_patch(file, header_of(base, fields), base, before, after)
+    patch = Patch.parse(file, data, base)
+    return patch, old | {patch.name: before}, {patch.name: after}
 
 
 def what_is_next(study: str, edited: str) -> list[str]:

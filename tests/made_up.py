@@ -4,19 +4,19 @@ import json
 import shutil
 import signal
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 
 from conftest import ROOT, SIZES
 
-from bench import processes
 from bench.analysis.rows import rows_of
 from bench.catalogue import Run, Scripts, technique_names
-from bench.measure import sizing
+from bench.measure import child
 from bench.measure.journal import Measurement, append, journal_of, make_result, read_journal
-from bench.measure.plan import Plan, Setup
+from bench.measure.plan import Job, Plan, Setup
 from bench.measure.records import COMPLETE, Outcome, Status
 from bench.studies import Study
 from gpt_speed import children
@@ -95,7 +95,17 @@ def record_events(
 ) -> list[dict]:
     """The events of a run of so many equal steps but for a first one of 10 s. Its log lines are
     after the first step, at `tokens`, where the validation loss is `loss`, and at its end."""
-    config = dict(
+    first = start_event(name, seed, gpu, config or {}) | (start or {})
+    per_step = tokens_per_step(first["config"])
+    at = max(2, -(-tokens // per_step))
+    losses = {1: 10.0, at: loss, max(at, steps): loss - 1 if steps > at else loss}
+    logs = log_events(losses, per_step, speed)
+    return [first, *logs, dict(event="epoch", epoch=1), record_end(speed) | end]
+
+
+def start_event(name: str, seed: int, gpu: str | None, config: dict) -> dict:
+    """The line that a record begins with, where `config` is what isn't as usual."""
+    usual = dict(
         model="cpu-demo",
         device="cuda" if gpu else "cpu",
         batch_size=4,
@@ -106,48 +116,49 @@ def record_events(
         matmul_precision="highest",
         parameters=1000,
         seed=seed,
-    ) | (config or {})
-    per_step = config["batch_size"] * config["context_length"] * config["world_size"]
-    first = dict(
+    )
+    return dict(
         event="start",
         schema=3,
         stage=name,
         time="20260101T000000Z",
-        config=config,
+        config=usual | config,
         environment=dict(torch="2.13", gpu=gpu, cpu="Some CPU"),
         data=dict(tokens=dict(train=100_001)),
-    ) | (start or {})
-    at = max(2, -(-tokens // per_step))
-    losses = {1: 10.0, at: loss, max(at, steps): loss - 1 if steps > at else loss}
-    logs, before = [], 0
-    for step, val_loss in losses.items():
+    )
+
+
+def tokens_per_step(config: dict) -> int:
+    return config["batch_size"] * config["context_length"] * config["world_size"]
+
+
+def log_events(losses: dict[int, float], per_step: int, speed: float) -> Iterator[dict]:
+    """A log line after each of these numbers of steps, with its validation loss."""
+    for before, (step, val_loss) in zip([0, *losses], losses.items(), strict=False):
         seconds = [per_step / speed] * (step - before)
         if not before:
             seconds[0] = 10.0
-        logs.append(
-            dict(
-                event="log",
-                epoch=1,
-                step=step - 1,
-                tokens=step * per_step,
-                train_loss=val_loss + 0.5,
-                val_loss=val_loss,
-                seconds=seconds,
-            )
+        yield dict(
+            event="log",
+            epoch=1,
+            step=step - 1,
+            tokens=step * per_step,
+            train_loss=val_loss + 0.5,
+            val_loss=val_loss,
+            seconds=seconds,
         )
-        before = step
-    last = (
-        dict(
-            event="end",
-            status="complete",
-            error=None,
-            avg_tok_per_sec=0.9 * speed,
-            reserved_gb=1.25,
-            attention_backend="manual",
-        )
-        | end
+
+
+def record_end(speed: float) -> dict:
+    """The line that a complete run's record ends with."""
+    return dict(
+        event="end",
+        status="complete",
+        error=None,
+        avg_tok_per_sec=0.9 * speed,
+        reserved_gb=1.25,
+        attention_backend="manual",
     )
-    return [first, *logs, dict(event="epoch", epoch=1), last]
 
 
 def write_record(
@@ -191,43 +202,37 @@ def measured_of(
 def write_journal(
     folder: Path, study: str, plan: Plan, runs: list[dict] = (), machine: dict = CPU, **header
 ) -> Path:
-    """Adds a measurement to a journal: its study line, then each of `runs`, a dict of name, round
-    (1), error (None) and its kind, seconds, matmul_rate and of what record_events takes."""
+    """Adds a measurement to a journal: its study line, then the lines of each of `runs`."""
     path, measured = journal_of(folder, study), measured_of(study, plan, machine, **header)
-    lines = [measured.as_json()]
-    for run in runs:
-        run = dict(round=1, error=None, kind=Status.FAILED, seconds=1.0, matmul_rate=4e12) | run
-        name, number, error, kind, seconds, rate = (
-            run.pop(key) for key in ("name", "round", "error", "kind", "seconds", "matmul_rate")
-        )
-        run.setdefault("seed", plan.seed_of(number))
-        lines.append(
-            dict(
-                event="run",
-                id=measured.id,
-                name=name,
-                round=number,
-                seed=run["seed"],
-                cache="warm",
-                command="",
-                source_sha256="s",
-            )
-        )
-        if not error:
-            lines += record_events(name, **run)
-        outcome = Outcome(kind, error) if error else COMPLETE
-        lines.append(
-            dict(
-                event="ran",
-                seconds=seconds,
-                exit=int(bool(error)),
-                outcome=outcome.status,
-                error=outcome.text or None,
-                matmul_rate=rate,
-            )
-        )
-    append(path, *lines)
+    append(path, measured.as_json(), *(line for run in runs for line in run_lines(measured, **run)))
     return path
+
+
+def run_lines(
+    measured: Measurement,
+    name: str,
+    round: int = 1,
+    *,
+    seed: int | None = None,
+    compiled: bool = True,
+    error: str | None = None,
+    kind: Status = Status.FAILED,
+    seconds: float = 1.0,
+    matmul_rate: float | None = 4e12,
+    **record,
+) -> list[dict]:
+    """A run's lines in a journal: as bench.measure.child writes them, around a made-up record, or
+    around none where it failed with an `error` of this `kind`."""
+    plan = measured.plan
+    (run,) = (run for run in plan.runs if run.name == name)
+    job = Job(run, round, plan.seed_of(round) if seed is None else seed)
+    # Any file or folder that exists stands for what torch.compile has kept.
+    cache = ROOT if compiled else ROOT / "none"
+    outcome = Outcome(kind, error) if error else COMPLETE
+    begin = child.begin_event(job, measured, ["python", f"{name}.py"], cache)
+    events = [] if error else record_events(name, seed=job.seed, **record)
+    end = child.end_event(child.Ended(int(bool(error)), error or "", seconds), outcome)
+    return [begin, *events, end | dict(matmul_rate=matmul_rate)]
 
 
 def rounds_of(name: str, *speeds: float, **run) -> list[dict]:
@@ -278,18 +283,28 @@ class Children:
         self.answers = dict(
             this_machine=machine, matmul_peak=PEAK, matmul_rate=4e12, free_memory=[81_000]
         )
-        monkeypatch.setattr(children, "run_child", self.run_child)
-        monkeypatch.setattr(processes, "ask_machine", self.ask_machine)
-        # The order of runs is that of the plan.
-        monkeypatch.setattr("bench.measure.run.zlib", SimpleNamespace(crc32=lambda data: None))
-        monkeypatch.setattr(
-            "bench.measure.machine.describe_here", lambda: self.answers["this_machine"]
-        )
-        monkeypatch.setattr(sizing, "configurations", self.configurations)
-        for module in ("measure.run", "measure.child", "measure.plan", "common"):
-            monkeypatch.setattr(f"bench.{module}.BUILD", build)
-        monkeypatch.setattr(children, "HOME", build.parent)
-        monkeypatch.setattr(processes, "git_commit", lambda: "0123456789abcdef")
+        for name, value in (self.processes() | self.surroundings(build)).items():
+            monkeypatch.setattr(name, value)
+
+    def processes(self) -> dict[str, Callable]:
+        """By its name in the tools, what answers instead of a process."""
+        return {
+            "gpt_speed.children.run_child": self.run_child,
+            "bench.processes.ask_machine": self.ask_machine,
+            "bench.measure.machine.describe_here": lambda: self.answers["this_machine"],
+            "bench.measure.sizing.configurations": self.configurations,
+            "bench.processes.git_commit": lambda: "0123456789abcdef",
+        }
+
+    def surroundings(self, build: Path) -> dict[str, object]:
+        """By its name in the tools, what else differs: the folder that they build in, the one whose
+        processes are theirs, and the order of runs, which here is that of the plan."""
+        modules = ("common", "measure.child", "measure.plan", "measure.run")
+        return {
+            **{f"bench.{module}.BUILD": build for module in modules},
+            "gpt_speed.children.HOME": build.parent,
+            "bench.measure.run.zlib": SimpleNamespace(crc32=lambda data: None),
+        }
 
     def run_child(self, command, timeout=None, cores=None, environment=None):
         command = [str(part) for part in command]
@@ -447,26 +462,35 @@ def cells_of(markdown: str) -> dict[str, dict[str, str]]:
 
 def shown(figure) -> list[str]:
     """Every text of a picture, after a look that none is cut off, and that no two overlap."""
+    figure.canvas.draw()
+    texts = visible_texts(figure)
+    boxes = {text: text.get_window_extent() for text in texts}
+    inside = figure.bbox.padded(1)
+    for text, box in boxes.items():
+        assert inside.contains(*box.min) and inside.contains(*box.max), text
+    for one, other in combinations(texts, 2):
+        assert not boxes[one].padded(-1).overlaps(boxes[other].padded(-1)), (one, other)
+    return [text.get_text() for text in texts]
+
+
+def visible_texts(figure) -> list:
+    """A drawn picture's texts, without the labels of ticks beyond the limits, which it keeps."""
     from matplotlib.text import Text
 
-    figure.canvas.draw()
-    hidden = set()  # ticks beyond the limits are kept, but not drawn
-    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
-        low, high = sorted(axis.get_view_interval())
-        ticks = zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
-        hidden |= {label for place, label in ticks if not low <= place <= high}
-    texts = [
-        text
-        for text in figure.findobj(Text)
-        if text.get_visible() and text.get_text() and text not in hidden
-    ]
-    boxes = [text.get_window_extent() for text in texts]
-    for i, box in enumerate(boxes):
-        inside = figure.bbox.padded(1)
-        assert inside.contains(*box.min) and inside.contains(*box.max), texts[i]
-        for other, text in zip(boxes[:i], texts[:i], strict=True):
-            assert not box.padded(-1).overlaps(other.padded(-1)), (texts[i], text)
-    return [text.get_text() for text in texts]
+    hidden = {
+        label
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        for label in labels_beyond(axis)
+    }
+    texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
+    return [text for text in texts if text not in hidden]
+
+
+def labels_beyond(axis) -> Iterator:
+    low, high = sorted(axis.get_view_interval())
+    ticks = zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
+    return (label for place, label in ticks if not low <= place <= high)
 
 
 def complete_results(folder: Path) -> None:

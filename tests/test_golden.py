@@ -160,7 +160,7 @@ def test_what_changes_no_loss_has_the_losses_of_its_base():
     """As each patch's header says; and so has the compiled script."""
     golden, names = json.loads(GOLDEN.read_text())["rows"], stack.names_of(stack.load())
     bases = {"01 compiled": names[-2]} | {
-        patch.name: stack.find(patch.base, names)
+        patch.name: stack.base_of(patch, names)
         for patch in stack.load() + stack.load_variants()
         if patch.fields["Loss"] == "unchanged" and patch.name in golden
     }

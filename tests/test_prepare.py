@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import lzma
+import os
 import signal
 import subprocess
 import sys
@@ -150,6 +151,11 @@ def test_the_tokenizer_comes_from_a_cache_and_is_checked(tmp_path, monkeypatch):
     monkeypatch.setattr(script.tiktoken, "get_encoding", lambda name: name)
     assert script.gpt2_tokenizer(out, script.Web()) == "gpt2"
     assert sorted(path.read_bytes() for path in out.iterdir()) == sorted(contents.values())
+    assert os.environ["TIKTOKEN_CACHE_DIR"] == str(cache)
+    # What is whole there stays as it is: the folder may be read-only.
+    files = {path: path.stat().st_ino for path in out.iterdir()}
+    assert script.gpt2_tokenizer(out, script.Web()) == "gpt2"
+    assert {path: path.stat().st_ino for path in out.iterdir()} == files
 
 
 def blocks_of(text: str) -> list[str]:
@@ -188,6 +194,17 @@ def test_a_file_that_is_named_twice(script, tmp_path, monkeypatch, capsys, other
     monkeypatch.chdir(tmp_path)
     script.prepare(["a.txt", *others], tmp_path)
     assert capsys.readouterr().out.count("a.txt is named twice: ") == lines
+
+
+def test_a_look_at_a_file_is_no_progress(script, tmp_path, monkeypatch):
+    """On a terminal the percentage begins when the text is read."""
+    (tmp_path / "a").write_text("text\n" * 99)
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert script.kind_of(str(tmp_path / "a")) == "text" and not terminal.getvalue()
+    script.prepare([str(tmp_path / "a")], tmp_path / "out")
+    assert terminal.getvalue() == "\r100 %\r"
 
 
 def test_a_text_through_a_pipe_is_whole(tmp_path):

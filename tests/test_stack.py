@@ -176,7 +176,7 @@ def tree(tmp_path, monkeypatch, capsys) -> Tree:
 )
 def test_a_patch_leads_both_ways(before, after):
     file = "patches/01-first.patch"
-    patch = stack.Patch(file, patch_of(file, "00_orig", before, after), "00_orig")
+    patch = stack.Patch.parse(file, patch_of(file, "00_orig", before, after), "00_orig")
     assert patch.apply(before) == after and patch.apply(after, reverse=True) == before
     for moved in (b"moved\n" + before, before.replace(b"a", b"c")):
         with pytest.raises(stack.StackError, match=f"{file}: hunk 1 doesn't match 00_orig.py at"):

@@ -13,6 +13,7 @@ from made_up import (
     carry_out,
     cells_of,
     measured_with,
+    plan_of,
     record_events,
     rounds_of,
     rows_of_text,
@@ -450,26 +451,22 @@ def test_batches_of_composed_scripts(tmp_path, monkeypatch):
     assert STUDIES["stages"].batches(setup) == {} != setup.batches
 
 
-def test_latest_complete_runs(tmp_path, capsys):
-    """By hand or in the journal; runs that did not complete are counted, damaged ones named."""
-    plan = plan_for(tmp_path, "stages")
+@pytest.fixture
+def stage_runs(tmp_path):
+    """A folder with complete runs of 00, 01 and 02, some in the journal, some started by hand."""
     write_journal(
         tmp_path,
         "stages",
-        plan,
+        plan_for(tmp_path, "stages"),
         [
             dict(name=FIRST, speed=1500.0, start=dict(time="20260103T000000Z")),
             dict(name=LAST, speed=4000.0, start=dict(time="20260101T000000Z")),
-            dict(name=DDP, error="it broke"),
         ],
     )
     write_record(tmp_path, FIRST, "20260102T000000Z", speed=1000.0)
-    write_record(tmp_path, FIRST, "20260104T000000Z", speed=9999.0, status="interrupted")
     write_record(
         tmp_path, LAST, "20260102T000000Z", speed=4500.0, steps=5, config=dict(batch_size=8)
     )
-    write_record(tmp_path, f"{LAST}-precision-fp16", speed=1.0)  # older, of the same script
-    write_record(tmp_path, LAST, "20260103T000000Z", avg_tok_per_sec=None, steps=4)
     write_record(
         tmp_path,
         DDP,
@@ -478,19 +475,18 @@ def test_latest_complete_runs(tmp_path, capsys):
         reserved_gb=None,
         config=dict(world_size=2, batch_size=32),
     )
-    write_record(tmp_path, "03_fused_adamw", "20260109T000000Z")  # none of the three
-    text = write_record(tmp_path, FIRST, "20260106T000000Z", speed=7777.0).read_text()
-    (tmp_path / f"{FIRST}-20260106T000000Z-1.jsonl").write_text(text[:-30])  # killed
-    for old, new in (
-        ('"val_loss": 7.0', '"val_loss": "seven"'),
-        ('"context_length": 256', '"context_length": "many"'),
-    ):
-        (tmp_path / f"00_damaged-{len(old)}.jsonl").write_text(text.replace(old, new))
-    summary = markdown(stages.scripts_table(stages.latest_runs(tmp_path)))
-    out, err = capsys.readouterr()
-    assert out == "4 runs that did not complete: left out\n"
-    assert len(re.findall(r"^skipped: .*00_damaged-\d+\.jsonl, ", err, re.MULTILINE)) == 2
-    cells = {(line[0], line[2]): line[1:] for line in rows_of_text(summary)}
+    return tmp_path
+
+
+def latest_in(folder) -> dict[tuple[str, str], list[str]]:
+    """The cells of the three scripts' table but the machine, by machine and script."""
+    table = markdown(stages.scripts_table(stages.latest_runs(folder)))
+    return {(line[0], line[2]): line[1:] for line in rows_of_text(table)}
+
+
+def test_the_latest_run_of_each_script_counts(stage_runs):
+    """Wherever its record lies."""
+    cells = latest_in(stage_runs)
     assert len(cells) == 3
     assert cells["Some CPU", "00 original, batch 4"] == [
         "cpu-demo / 256",
@@ -503,8 +499,11 @@ def test_latest_complete_runs(tmp_path, capsys):
         "7.000",
     ]
     assert cells["Some CPU", "01 optimized, batch 8"][2:4] == ["4,500", "3.00"]
-    # No 00 in this group: no factor. MFU: of two GPUs' 989e12 FLOP/s.
-    assert cells[H100, "02 DDP × 2, batch 32"][2:] == [
+
+
+def test_a_script_without_00_beside_it_has_no_factor(stage_runs):
+    """Its MFU is of two GPUs' 989e12 FLOP/s."""
+    assert latest_in(stage_runs)[H100, "02 DDP × 2, batch 32"][2:] == [
         "400,000",
         "n/a",
         "400,000–400,000",
@@ -512,6 +511,44 @@ def test_latest_complete_runs(tmp_path, capsys):
         "20.2%",
         "7.000",
     ]
+
+
+def test_other_scripts_runs_are_left_out(stage_runs):
+    """Those of a technique, and older ones of 01 with a variant."""
+    before = latest_in(stage_runs)
+    write_record(stage_runs, f"{LAST}-precision-fp16", speed=1.0)
+    write_record(stage_runs, "03_fused_adamw", "20260109T000000Z")
+    assert latest_in(stage_runs) == before
+
+
+def test_runs_that_did_not_complete_are_counted(stage_runs, capsys):
+    """Failed, interrupted, too short for a speed, or killed; however late they were."""
+    before = latest_in(stage_runs)
+    assert capsys.readouterr().out == ""
+    write_journal(stage_runs, "stages", plan_of(DDP), [dict(name=DDP, error="it broke")], id="2")
+    write_record(stage_runs, FIRST, "20260104T000000Z", status="interrupted")
+    write_record(stage_runs, LAST, "20260103T000000Z", avg_tok_per_sec=None, steps=4)
+    killed = write_record(stage_runs, FIRST, "20260106T000000Z")
+    killed.write_text(killed.read_text()[:-30])
+    assert latest_in(stage_runs) == before
+    assert capsys.readouterr().out == "4 runs that did not complete: left out\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"val_loss": 7.0', '"val_loss": "seven"'),
+        ('"context_length": 256', '"context_length": "many"'),
+    ],
+)
+def test_damaged_records_are_named(stage_runs, capsys, old, new):
+    before = latest_in(stage_runs)
+    damaged = write_record(stage_runs, FIRST, "20260106T000000Z")
+    assert old in damaged.read_text()
+    damaged.write_text(damaged.read_text().replace(old, new))
+    assert latest_in(stage_runs) == before
+    err = capsys.readouterr().err
+    assert err.startswith("skipped: ") and f"{damaged.name}, " in err and err.count("\n") == 1
 
 
 def test_scripts_beside_the_published_ones(tmp_path):
