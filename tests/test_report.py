@@ -32,7 +32,6 @@ from bench.analysis.gains import Gain
 from bench.analysis.rows import printed, rows_of
 from bench.analysis.totals import totals_in
 from bench.common import REFERENCE
-from bench.measure.environment import ram_gb
 from bench.measure.journal import read_journal
 from bench.measure.machine import read_look
 from bench.report import page, readme, technique_pages, waterfall
@@ -43,6 +42,7 @@ from bench.report.tables import full_table
 from bench.studies import all_studies
 from gpt_speed import children
 from gpt_speed.common import UserError
+from gpt_speed.machine import ram_gb
 from gpt_speed.tables import Table, markdown, num_col, text_col
 from patches import stack
 
