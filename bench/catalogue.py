@@ -76,6 +76,16 @@ def published() -> dict[str, stack.Published]:
 
 
 @cache
+def last_published_technique() -> int:
+    """Returns the number of the last technique that was published; DDP is none. Raises
+    StackError."""
+    patches = stack.load()
+    return max(
+        number for number, patch in enumerate(patches, 1) if patch.published and patch.name != "ddp"
+    )
+
+
+@cache
 def without_effect_on_gpus() -> set[int]:
     """Returns the numbers of the techniques that only speed up CPUs. Raises StackError."""
     return {
