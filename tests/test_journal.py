@@ -44,7 +44,7 @@ def logs_of(events: list[dict]) -> list[dict]:
 
 def test_record(tmp_path):
     record = read_record(write_record(tmp_path, "00_orig"))
-    assert (record.stage, record.outcome) == ("00_orig", COMPLETE)
+    assert (record.run_name, record.outcome) == ("00_orig", COMPLETE)
     training = Training(record)
     assert (training.tok_per_sec, record.device_name, training.mfu) == (100.0, "Some CPU", None)
     assert training_of(steps=4, start=dict(data=None)).tok_per_sec == 90

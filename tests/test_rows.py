@@ -331,14 +331,14 @@ def test_times_to_a_target(rows):
         dict(name="b", error="it broke"),
     ]
     row, broken = rows(plan_of("a", "b"), runs)
-    assert [tokens for tokens, _ in row.times_to(8.5)] == [3328, 4096, float("inf")]
+    assert [arrival.tokens for arrival in row.arrivals(8.5)] == [3328, 4096, float("inf")]
     assert (row.tokens_to(8.5), row.seconds_to(8.5)) == (4096, pytest.approx(33.28))
     # With the rest of the first step, in the first round.
     assert row.seconds_to(8.5, with_first_step=True) == pytest.approx(33.28 + 10 - 10.24)
     for never, target in ((row, 7.5), (broken, 8.5)):
         assert (never.tokens_to(target), never.seconds_to(target)) == (None, None)
         assert never.seconds_to(target, with_first_step=True) is None
-    assert broken.times_to(8.5) == []
+    assert broken.arrivals(8.5) == []
 
 
 def test_a_second_start(rows):
@@ -370,7 +370,7 @@ def test_speedup_to_a_target(rows, misses, sign):
     if sign is None:
         assert speedup.factor is None
     else:
-        seconds = [[time for _, time in row.times_to(7.5)] for row in (a, b)]
+        seconds = [[arrival.after(False) for arrival in row.arrivals(7.5)] for row in (a, b)]
         for row, times in zip((a, b), seconds, strict=True):
             if row.run.name in misses:
                 times[0] = row.by_round[1].train_seconds

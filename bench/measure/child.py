@@ -67,7 +67,7 @@ def launcher_of(run: Run) -> list[str]:
     ]
 
 
-def printed(command: list) -> str:
+def as_typed(command: list) -> str:
     """Returns a command as a user would type it."""
     return shlex.join(["python", *map(relative, command[1:])])
 
@@ -117,7 +117,7 @@ def begin_event(job: Job, measurement: Measurement, command: list, cache: Path) 
         name=job.run.name,
         round=job.round,
         seed=job.seed,
-        command=printed(command),
+        command=as_typed(command),
         source_sha256=measurement.sources[job.run.name],
         compiled=cache.exists(),
     )

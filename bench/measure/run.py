@@ -12,7 +12,7 @@ from pathlib import Path
 from bench import common, processes
 from bench.common import BUILD, ELSEWHERE, relative
 from bench.measure import sizing
-from bench.measure.child import command_of, printed, run_job
+from bench.measure.child import as_typed, command_of, run_job
 from bench.measure.journal import Measurement, Result, append, data_of, journal_of, read_journal
 from bench.measure.plan import Job, Measurable, Plan, Setup
 from bench.measure.records import Status
@@ -281,7 +281,7 @@ def dry_run(study: Measurable, setup: Setup, rounds: int | None, resume: Resume)
         elif own:
             length = runner.lengths[run.name]
             command = command_of(study, own[0], setup, length, BUILD / "scratch")
-            print(f"{counted(len(own), 'run')}: {printed(command)}")
+            print(f"{counted(len(own), 'run')}: {as_typed(command)}")
     later, seconds = sizing.estimate_later(study, setup, first, rounds, peak)
     left = runner.seconds_of(jobs, seconds)
     print(f"{len(jobs) + later} runs, {f'about {in_words(left)}' if peak else 'no estimate yet'}")
