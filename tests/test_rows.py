@@ -7,6 +7,7 @@ import pytest
 from made_up import CPU, MACHINE, plan_of, rounds_of, write_journal
 from scipy.stats import ttest_rel
 
+from bench.analysis.gains import is_of_variant
 from bench.analysis.rows import printed, rows_of
 from bench.measure.journal import read_journal
 from bench.report.notes import rounds_note
@@ -317,6 +318,23 @@ def test_a_wide_interval(rows):
     assert wide.interval[1] > 1.4 * wide.interval[0] and wide.speedup().is_wide
     _, narrow = rows(plan_of("a", "b"), noisy(100, 200))
     assert narrow.interval[1] < 1.4 * narrow.interval[0] and not narrow.speedup().is_wide
+
+
+@pytest.mark.parametrize(
+    ("kind", "script", "is_shown"),
+    [
+        ("", "gradient-clipping", True),
+        ("", "01", False),  # without dropout, that others are compared to
+        ("ddp", "ddp-options", True),
+        ("compile", "compile-mode", False),
+    ],
+)
+def test_rows_of_variants(rows, kind, script, is_shown):
+    """By the script and the group, however the row is labelled."""
+    plan = plan_of("a", kind=kind)
+    plan.runs = [plan.runs[0].replace(script=script, label="any")]
+    (row,) = rows(plan, rounds_of("a", 100.0))
+    assert is_of_variant(row) is is_shown
 
 
 # ---- Time to a loss

@@ -19,14 +19,14 @@ WIDE = 1.4  # the upper end of an interval over the lower: then one run distorts
 UNSTEADY = 1.1  # times its median time that a row's slowest run took, on a GPU
 
 
-def known(values: Iterable[float | None]) -> list[float]:
+def known_values(values: Iterable[float | None]) -> list[float]:
     """Returns the values that are known."""
     return [value for value in values if value is not None]
 
 
 def median_known(values: Iterable[float | None]) -> float | None:
     """Returns the median of the values that are known; None where it is infinite."""
-    middle = median(known(values) or [math.inf])
+    middle = median(known_values(values) or [math.inf])
     return None if math.isinf(middle) else middle
 
 
@@ -116,7 +116,7 @@ class Figures:
     @cached_property
     def speeds(self) -> list[float]:
         """The tok/sec of each run, of all its processes together."""
-        return known(run.training.tok_per_sec for run in self.runs)
+        return known_values(run.training.tok_per_sec for run in self.runs)
 
     @property
     def slowdown(self) -> float | None:
@@ -154,7 +154,7 @@ class Figures:
     @property
     def seed_noise(self) -> float | None:
         """The range of its losses over several seeds; None without."""
-        losses = known(self.losses_by_seed.values())
+        losses = known_values(self.losses_by_seed.values())
         if len(losses) < 2 or len(losses) < len(self.losses_by_seed):
             return None
         return max(losses) - min(losses)

@@ -159,23 +159,24 @@ def side_by_side(records: dict[str, Record]) -> Measurement:
     they differ in length, and losses can't be compared, their labels have the tokens."""
     tokens = [tokens_of(record) for record in records.values()]
     differ = max(tokens) > 1.5 * min(tokens)
-    runs, results = [], []
-    for stage, record in sorted(records.items()):
-        run = Run(
+    base = "00" if "00" in records else None
+    runs = [
+        Run(
             stage,
             label_of(stage, record, with_tokens=differ),
             processes=record.config["world_size"],
-            compared_to="00" if stage != "00" and "00" in records else None,
+            compared_to=base if stage != base else None,
         )
-        runs.append(run)
-        results.append(result_of(run, record))
+        for stage, record in sorted(records.items())
+    ]
+    results = [result_of(stage, record) for stage, record in sorted(records.items())]
     return Measurement(Plan(runs), results, study="stages")
 
 
-def result_of(run: Run, record: Record) -> Result:
-    """Returns a complete record as the result of a run's one round."""
+def result_of(stage: str, record: Record) -> Result:
+    """Returns a complete record as the result of a script's one round."""
     return Result(
-        name=run.name,
+        name=stage,
         round=1,
         seed=SEED,
         source_sha256=None,
