@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,6 +73,16 @@ def published() -> dict[str, stack.Published]:
     ladder = {patch.name: patch.published for patch in stack.load() if patch.published}
     *_, last, ddp = ladder.values()
     return {"00": first, **ladder, "01": last, "02": ddp}
+
+
+@cache
+def last_published_technique() -> int:
+    """Returns the number of the last technique that was published; DDP is none. Raises
+    StackError."""
+    patches = stack.load()
+    return max(
+        number for number, patch in enumerate(patches, 1) if patch.published and patch.name != "ddp"
+    )
 
 
 @cache
@@ -283,6 +293,11 @@ class Scripts:
         options, needs = zip(*(patch.option_sets[0] for patch in choice.patches), strict=True)
         joined = choice.options or [*chain.from_iterable(options)]
         return [(joined, ", ".join(filter(None, needs)))]
+
+
+def chained(runs: list[Run]) -> list[Run]:
+    """Returns runs of which each is compared to the one before it; the first one as it is."""
+    return runs[:1] + [run.replace(compared_to=before.name) for before, run in pairwise(runs)]
 
 
 def numbers_in(text: str) -> range:

@@ -71,9 +71,9 @@ def product_rate(dtype: str, minimum: float = 1) -> float:
     return 2 * size**3 / median(times[len(times) // 2 :])
 
 
-def matmul_peak() -> dict[str, float]:
-    """Returns the rates by precision; in float16 where a GPU has units for that and none for
-    bfloat16."""
+def matmul_peak(dtype: str) -> dict[str, float]:
+    """Returns the rates by precision, where scripts train in `dtype`: in bfloat16 only if that is
+    it; in float16 where a GPU has units for that and none for bfloat16."""
     import torch
 
     gpu = torch.cuda.is_available()
@@ -81,7 +81,7 @@ def matmul_peak() -> dict[str, float]:
         float32=True,
         TF32=gpu and torch.cuda.is_tf32_supported(),
         float16=gpu and (7, 0) <= torch.cuda.get_device_capability() < (8, 0),
-        bfloat16=trained_in() == "bfloat16",
+        bfloat16=dtype == "bfloat16",
     )
     return {name: product_rate(name) for name in has if has[name]}
 
@@ -131,7 +131,7 @@ def main() -> None:
         return
     facts = this_machine()
     if json.loads(sys.argv[1])["rates"]:
-        facts["rates"] = matmul_peak()
+        facts["rates"] = matmul_peak(facts["dtype"])
     print(json.dumps(facts))
 
 

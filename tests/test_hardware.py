@@ -21,12 +21,14 @@ from conftest import ONE_RANK, ROOT, STAGES, Bench, call_main, run_python, setti
 from made_up import CPU, FLOAT32, MACHINE, setup_of
 from torch.cuda._utils import _get_device_index
 from torch.overrides import TorchFunctionMode
+from torch.utils import benchmark
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench import cli, processes
 from bench.commands.doctor import Doctor
 from bench.common import same_machine, short_name, trained_in
 from bench.measure import environment, hardware, sizing
+from bench.measure.environment import Build, Gpu
 from bench.predict import batches
 from bench.report import machine_section
 from bench.studies.stages import Stages
@@ -240,7 +242,7 @@ def test_nothing_multiplies_in_bfloat16_unless_asked(monkeypatch):
         exec(statement, globals)
         return SimpleNamespace(blocked_autorange=lambda min_run_time: SimpleNamespace(times=[1.0]))
 
-    monkeypatch.setattr(hardware, "Timer", once)
+    monkeypatch.setattr(benchmark, "Timer", once)
     monkeypatch.setattr(hardware, "compile_error", lambda: None)
     with NoBfloat16() as mode, settings_restored():
         look = hardware.look()
@@ -286,7 +288,7 @@ NAME, INSTALL = (
         "`pip install --force-reinstall torch==2.13.0 --index-url https://download.pytorch.org/whl/{}`"
     ),
 )
-CU130, CPU_BUILD = ("2.13.0+cu130", "13.0"), ("2.13.0+cpu", None)
+CU130, CPU_BUILD = Build("2.13.0+cu130", "13.0"), Build("2.13.0+cpu", None)
 TOO_OLD = (
     "The NVIDIA driver on your system is too old (found version {}). Please update your GPU"
     " driver by downloading and installing a new version"
@@ -332,7 +334,7 @@ def with_driver(monkeypatch, capability: str | None = "8.0") -> None:
 def test_a_gpu_that_is_not_found(monkeypatch, build, error, capability, needs):
     """Both versions, and what to install."""
     with_driver(monkeypatch, capability)
-    assert environment.gpu_needs(*build, None, None, [], error) == needs
+    assert environment.gpu_needs(build, None, error) == needs
 
 
 @pytest.mark.parametrize(
@@ -353,12 +355,12 @@ def test_an_answer_that_tells_nothing(tmp_path, monkeypatch, answer):
     monkeypatch.setattr(environment.Path, "exists", lambda path: False)  # no driver is loaded
     for fields in ("name,driver_version", "driver_version", "compute_cap"):
         assert environment.nvidia_smi(fields) == []
-    assert environment.gpu_needs(*CU130, None, None, [], LOST) is None
+    assert environment.gpu_needs(CU130, None, LOST) is None
 
 
 def test_a_gpu_that_is_hidden_or_out_of_reach(monkeypatch):
     def needs() -> str | None:
-        return environment.gpu_needs(*CU130, None, None, [], TOO_OLD.format(12040))
+        return environment.gpu_needs(CU130, None, TOO_OLD.format(12040))
 
     with_driver(monkeypatch)
     for hides in ("", "-1"):
@@ -386,7 +388,8 @@ def test_a_gpu_that_is_hidden_or_out_of_reach(monkeypatch):
 )  # ROCm
 def test_a_build_without_kernels_for_the_gpu(capability, kernels, build):
     """By what it was compiled for, whatever its CUDA is."""
-    needs = environment.gpu_needs("2.13.0", "12.8", "Tesla P100", capability, kernels, "")
+    found = Build("2.13.0", "12.8", kernels), Gpu("Tesla P100", capability)
+    needs = environment.gpu_needs(*found, error="")
     assert needs == (
         build
         and "kernels for the Tesla P100, compute capability"

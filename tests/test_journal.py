@@ -21,7 +21,7 @@ from made_up import (
 )
 
 from bench.analysis.training import Training
-from bench.measure.journal import append, locked, measuring, newest, read_journal
+from bench.measure.journal import Result, append, locked, measuring, newest, read_journal
 from bench.measure.plan import Growth
 from bench.measure.records import COMPLETE, Outcome, RecordError, Status, make_record, read_record
 from gpt_speed import children
@@ -44,7 +44,7 @@ def logs_of(events: list[dict]) -> list[dict]:
 
 def test_record(tmp_path):
     record = read_record(write_record(tmp_path, "00_orig"))
-    assert (record.stage, record.outcome) == ("00_orig", COMPLETE)
+    assert (record.run_name, record.outcome) == ("00_orig", COMPLETE)
     training = Training(record)
     assert (training.tok_per_sec, record.device_name, training.mfu) == (100.0, "Some CPU", None)
     assert training_of(steps=4, start=dict(data=None)).tok_per_sec == 90
@@ -277,6 +277,16 @@ def test_what_counts(tmp_path):
     path = write_journal(tmp_path, "x", plan_of("a", "b"), sources=dict(a="s", b="changed"))
     (found,) = read_journal(path)
     assert [Training(result.record).tok_per_sec for result in found.results] == [60, 70]
+
+
+def test_runs_of_another_length():
+    """By whole words of their commands; an old line without its command may stay."""
+    measured = measured_of("a", plan_of(*"abcd"), lengths=dict.fromkeys("abcd", "--max-tokens 409"))
+    options = dict(a="--max-tokens 409 --seed 1", b="--max-tokens 4096", c="--max-tokens 1 409")
+    for name in "abcd":
+        command = f"python 00_orig.py {options[name]}" if name in options else ""
+        measured.add(Result(name, 1, 1, "s", 1.0, COMPLETE, None, command=command))
+    assert measured.names_of_another_length() == {"b", "c"}
 
 
 def test_newest(tmp_path):

@@ -32,7 +32,6 @@ from bench.analysis.gains import Gain
 from bench.analysis.rows import printed, rows_of
 from bench.analysis.totals import totals_in
 from bench.common import REFERENCE
-from bench.measure.environment import ram_gb
 from bench.measure.journal import read_journal
 from bench.measure.machine import read_look
 from bench.report import page, readme, technique_pages, waterfall
@@ -43,6 +42,7 @@ from bench.report.tables import full_table
 from bench.studies import all_studies
 from gpt_speed import children
 from gpt_speed.common import UserError
+from gpt_speed.machine import ram_gb
 from gpt_speed.tables import Table, markdown, num_col, text_col
 from patches import stack
 
@@ -312,11 +312,10 @@ def test_the_first_line_of_a_page(tmp_path):
     stages_of(tmp_path, "", 450.0)
     assert "01_opt_single_gpu trains **450 tok/sec, 4.50 times** 00's 100" in headline(tmp_path)
     assert "measurements" not in headline(tmp_path)
-    for published, leads in ((28_399.0, False), (None, True)):
+    for last, leads in ((10, False), (13, True)):  # the tenth is the last that was published
         plan = plan_of("00_orig", "06", "13")
         plan.runs = [
-            run.replace(number=number, published=published if number == 13 else None)
-            for run, number in zip(plan.runs, (0, 6, 13), strict=True)
+            run.replace(number=number) for run, number in zip(plan.runs, (0, 6, last), strict=True)
         ]
         (tmp_path / "ladder.jsonl").unlink(missing_ok=True)
         write_journal(
@@ -333,6 +332,17 @@ def test_the_first_line_of_a_page(tmp_path):
     assert "the 2 measurements of this folder 01 is 4.50–5.02 times" in headline(tmp_path)
     stages_of(tmp_path, "-2026-01-02", 600.0, 600.0)
     assert "the 3 measurements of this folder 01 is 4.50–6.00 times" in headline(tmp_path)
+
+
+def test_a_page_of_scripts_that_share_no_round_begins_with_the_ladder(tmp_path):
+    """A speedup is a mean over the rounds of both."""
+    plan = plan_of("00_orig", "01_opt_single_gpu")
+    plan.runs = [run.replace(stage=run.name[:2], published=100.0) for run in plan.runs]
+    runs = [dict(name="00_orig", round=1), dict(name="01_opt_single_gpu", round=2, speed=500.0)]
+    write_journal(tmp_path, "stages", plan, runs)
+    assert headline(tmp_path) == ""
+    write_ladder(tmp_path, "00_orig", "03-fused-adamw")
+    assert headline(tmp_path).startswith("1 03-fused-adamw trains **123 tok/sec, 1.0 times** 0 00")
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import pytest
 from made_up import CPU, MACHINE, plan_of, rounds_of, write_journal
 from scipy.stats import ttest_rel
 
+from bench.analysis.gains import is_of_variant
 from bench.analysis.rows import printed, rows_of
 from bench.measure.journal import read_journal
 from bench.report.notes import rounds_note
@@ -319,6 +320,23 @@ def test_a_wide_interval(rows):
     assert narrow.interval[1] < 1.4 * narrow.interval[0] and not narrow.speedup().is_wide
 
 
+@pytest.mark.parametrize(
+    ("kind", "script", "is_shown"),
+    [
+        ("", "gradient-clipping", True),
+        ("", "01", False),  # without dropout, that others are compared to
+        ("ddp", "ddp-options", True),
+        ("compile", "compile-mode", False),
+    ],
+)
+def test_rows_of_variants(rows, kind, script, is_shown):
+    """By the script and the group, however the row is labelled."""
+    plan = plan_of("a", kind=kind)
+    plan.runs = [plan.runs[0].replace(script=script, label="any")]
+    (row,) = rows(plan, rounds_of("a", 100.0))
+    assert is_of_variant(row) is is_shown
+
+
 # ---- Time to a loss
 
 
@@ -331,14 +349,14 @@ def test_times_to_a_target(rows):
         dict(name="b", error="it broke"),
     ]
     row, broken = rows(plan_of("a", "b"), runs)
-    assert [tokens for tokens, _ in row.times_to(8.5)] == [3328, 4096, float("inf")]
+    assert [arrival.tokens for arrival in row.arrivals(8.5)] == [3328, 4096, float("inf")]
     assert (row.tokens_to(8.5), row.seconds_to(8.5)) == (4096, pytest.approx(33.28))
     # With the rest of the first step, in the first round.
     assert row.seconds_to(8.5, with_first_step=True) == pytest.approx(33.28 + 10 - 10.24)
     for never, target in ((row, 7.5), (broken, 8.5)):
         assert (never.tokens_to(target), never.seconds_to(target)) == (None, None)
         assert never.seconds_to(target, with_first_step=True) is None
-    assert broken.times_to(8.5) == []
+    assert broken.arrivals(8.5) == []
 
 
 def test_a_second_start(rows):
@@ -370,7 +388,7 @@ def test_speedup_to_a_target(rows, misses, sign):
     if sign is None:
         assert speedup.factor is None
     else:
-        seconds = [[time for _, time in row.times_to(7.5)] for row in (a, b)]
+        seconds = [[arrival.after(False) for arrival in row.arrivals(7.5)] for row in (a, b)]
         for row, times in zip((a, b), seconds, strict=True):
             if row.run.name in misses:
                 times[0] = row.by_round[1].train_seconds

@@ -247,10 +247,10 @@ def test_a_round_that_found_no_compilation_is_cold(place):
 
     place.children.does["a"] = compile
     place.run(place.plan("a"), rounds=2)
-    assert rows_of(place.measured[0])[0].cold_rounds == {1}
+    assert rows_of(place.measured[0])[0].compiling_rounds == {1}
     shutil.rmtree(place.folder / "build" / "compiler-cache")
     place.run(place.plan("a"), rounds=3, resume=REQUIRED)
-    assert rows_of(place.measured[0])[0].cold_rounds == {1, 3}
+    assert rows_of(place.measured[0])[0].compiling_rounds == {1, 3}
     (kept,) = read_journal(place.path)
     assert [result.compiled for result in kept.results] == [False, True, False]
 

@@ -8,7 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from bench.analysis.folders import has_gpu, rows_in
-from bench.analysis.rows import Row, known, printed
+from bench.analysis.rows import Row, known_values, printed
 from bench.analysis.stats import mean_ratio
 from bench.analysis.totals import optimized_in
 from bench.catalogue import effect_on_loss, without_effect_on_gpus
@@ -185,8 +185,8 @@ def shared_line(lines: list[Contribution]) -> Contribution:
     """Returns one line for several techniques, with the most that any of them gained."""
     return Contribution(
         tuple(number for line in lines for number in line.numbers),
-        max(known(line.speed for line in lines), default=None),
-        max(known(line.memory for line in lines), default=None),
-        max(known(line.published for line in lines), default=None),
+        max(known_values(line.speed for line in lines), default=None),
+        max(known_values(line.memory for line in lines), default=None),
+        max(known_values(line.published for line in lines), default=None),
         at_most=True,
     )

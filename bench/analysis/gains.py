@@ -8,9 +8,11 @@ from pathlib import Path
 
 from bench.analysis.folders import every_row_in, has_gpu, machines, sessions_in
 from bench.analysis.rows import Row
+from bench.catalogue import STAGES
 from bench.common import short_name, trained_in
 from gpt_speed.gains import Session
 
+OWN_TABLE = "compile", "checkpoint", "trainer"  # groups of the study of variants
 TYPE = "bfloat16"  # in which a machine trains whose gains the techniques' page shows
 
 
@@ -105,8 +107,14 @@ def variant_rows() -> list[Row]:
         row
         for folder in machines()
         for row in every_row_in(folder, "variants")
-        if is_comparable(row) and row.label.startswith(str(row.run.script)) and is_certain(row)
+        if is_comparable(row) and is_of_variant(row) and is_certain(row)
     ]
+
+
+def is_of_variant(row: Row) -> bool:
+    """Returns whether a row is that of a variant: neither the script that it is compared to, nor
+    of a group that is compared in a table of its own."""
+    return row.measured.kind not in OWN_TABLE and row.run.script not in STAGES
 
 
 def is_certain(row: Row) -> bool:

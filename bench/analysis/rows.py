@@ -19,14 +19,14 @@ WIDE = 1.4  # the upper end of an interval over the lower: then one run distorts
 UNSTEADY = 1.1  # times its median time that a row's slowest run took, on a GPU
 
 
-def known(values: Iterable[float | None]) -> list[float]:
+def known_values(values: Iterable[float | None]) -> list[float]:
     """Returns the values that are known."""
     return [value for value in values if value is not None]
 
 
 def median_known(values: Iterable[float | None]) -> float | None:
     """Returns the median of the values that are known; None where it is infinite."""
-    middle = median(known(values) or [math.inf])
+    middle = median(known_values(values) or [math.inf])
     return None if math.isinf(middle) else middle
 
 
@@ -44,6 +44,23 @@ class TrainedRun(NamedTuple):
     round: int
     seed: int
     training: Training
+
+
+class Arrival(NamedTuple):
+    """How a run came to a loss, or that it never did."""
+
+    tokens: float  # infinite where it missed the loss
+    training: float  # seconds; where it missed the loss, those of all its training
+    compilation: float  # seconds that its first step takes beyond a median one, had it to compile
+    missed: bool
+
+    def at_least(self, with_first_step: bool) -> float:
+        """Returns the seconds to the loss, or, where it missed that, to its end: a bound."""
+        return self.training + (self.compilation if with_first_step else 0)
+
+    def after(self, with_first_step: bool) -> float:
+        """Returns the seconds to the loss; infinity where it missed that."""
+        return math.inf if self.missed else self.at_least(with_first_step)
 
 
 class Figures:
@@ -99,7 +116,7 @@ class Figures:
     @cached_property
     def speeds(self) -> list[float]:
         """The tok/sec of each run, of all its processes together."""
-        return known(run.training.tok_per_sec for run in self.runs)
+        return known_values(run.training.tok_per_sec for run in self.runs)
 
     @property
     def slowdown(self) -> float | None:
@@ -137,7 +154,7 @@ class Figures:
     @property
     def seed_noise(self) -> float | None:
         """The range of its losses over several seeds; None without."""
-        losses = known(self.losses_by_seed.values())
+        losses = known_values(self.losses_by_seed.values())
         if len(losses) < 2 or len(losses) < len(self.losses_by_seed):
             return None
         return max(losses) - min(losses)
@@ -150,57 +167,48 @@ class Figures:
         return {number: training.first_step_excess for number, training in self.by_round.items()}
 
     @cached_property
-    def cold_rounds(self) -> set[int]:
+    def compiling_rounds(self) -> set[int]:
         """The rounds that had to compile, by the plan, or since the cache was gone."""
         by_plan = range(1, 1 + min(self.plan.cold_rounds, max(self.by_round, default=0)))
         return {*by_plan, *(result.round for result in self.results if result.compiled is False)}
 
     @property
-    def cold_excesses(self) -> dict[int, float]:
-        """Those of the rounds that had to compile."""
-        return {
-            number: rest for number, rest in self.excesses.items() if number in self.cold_rounds
-        }
-
-    @property
     def warm_excess(self) -> float | None:
         """What the first step takes beyond a median one, where it was compiled before."""
         return median_known(
-            rest for number, rest in self.excesses.items() if number not in self.cold_rounds
+            excess
+            for number, excess in self.excesses.items()
+            if number not in self.compiling_rounds
         )
-
-    def times_to(
-        self, target: float, with_first_step: bool = False, missed_at_end: bool = False
-    ) -> list[tuple[float, float]]:
-        """Returns (tokens, seconds of training) of each round; of a run that missed the target
-        infinite, or the seconds of all its training. With what the first step takes beyond a median
-        one, compilation above all, if asked: of a round that found it compiled already, the median
-        of those that didn't."""
-        times = []
-        for number, training in self.by_round.items():
-            at_end = training.train_seconds if missed_at_end else math.inf
-            tokens, seconds = training.reached(target) or (math.inf, at_end)
-            rest = self.compilation(number) if with_first_step else 0
-            times.append((tokens, seconds + rest))
-        return times
 
     def compilation(self, number: int) -> float:
         """Returns what the first step of a round would take beyond a median one, had it to compile:
         its own figure, or the median of the rounds that did."""
-        cold = self.cold_excesses
-        return cold[number] if number in cold else median((cold or self.excesses).values())
+        if number in self.compiling_rounds:
+            return self.excesses[number]
+        compiling = [self.excesses[other] for other in self.excesses.keys() & self.compiling_rounds]
+        return median(compiling or self.excesses.values())
+
+    def arrivals(self, target: float) -> list["Arrival"]:
+        """Returns how the run of each round came to a loss, or that it never did."""
+        arrivals = []
+        for number, training in self.by_round.items():
+            reached = training.reached(target)
+            tokens, seconds = reached or (math.inf, training.train_seconds)
+            arrivals.append(Arrival(tokens, seconds, self.compilation(number), missed=not reached))
+        return arrivals
 
     def missed(self, target: float | None) -> bool:
         """Returns whether a run never came to a target."""
-        return target is not None and any(math.isinf(tokens) for tokens, _ in self.times_to(target))
+        return target is not None and any(arrival.missed for arrival in self.arrivals(target))
 
     def tokens_to(self, target: float) -> float | None:
         """Returns the median, of which a run that missed the target counts as the slowest."""
-        return median_known(tokens for tokens, _ in self.times_to(target))
+        return median_known(arrival.tokens for arrival in self.arrivals(target))
 
     def seconds_to(self, target: float, with_first_step: bool = False) -> float | None:
         """Returns the median, as tokens_to()."""
-        return median_known(seconds for _, seconds in self.times_to(target, with_first_step))
+        return median_known(arrival.after(with_first_step) for arrival in self.arrivals(target))
 
     def loss_at(self, seconds: float) -> float | None:
         """Returns the median validation loss after this many seconds of training."""
@@ -211,10 +219,10 @@ class Figures:
         it would come to that loss; one that missed it as if it had come there at its end."""
         if target is None:
             return [(run.round, run.training.tok_per_sec) for run in self.runs]
-        times = self.times_to(target, with_first_step, missed_at_end=True)
+        times = [arrival.at_least(with_first_step) for arrival in self.arrivals(target)]
         return [
             (number, 1 / seconds if seconds > 0 else None)
-            for number, (_, seconds) in zip(self.by_round, times, strict=True)
+            for number, seconds in zip(self.by_round, times, strict=True)
         ]
 
 

@@ -13,7 +13,7 @@ LEVEL = 0.05  # at most so many tables in which nothing differs hold a claim (Ho
 POOLED_LEVEL = 0.04  # where variances are pooled: the noisiest rows' errors shrink
 LEAST = math.log(1.01)  # a smaller change isn't significant, however certain it is
 ROUNDS = 2  # in one round nobody can tell what is noise
-ROUNDING = 1e-9  # a standard error below it: the values have no spread
+LEAST_ERROR = 1e-9  # a standard error below it is rounding: the values have no spread
 
 # A table whose variances are pooled has at least so many rows, rounds, and runs of its baseline. In
 # smaller ones that makes too many false claims (docs/significance.md).
@@ -144,7 +144,7 @@ def paired_difference(one: Logs, other: Logs) -> Estimate | None:
         return None
     error = stdev(differences) / math.sqrt(len(differences))
     degrees = len(differences) - 1
-    return Estimate(fmean(differences), error, degrees) if error > ROUNDING else None
+    return Estimate(fmean(differences), error, degrees) if error > LEAST_ERROR else None
 
 
 def pooled_means(rows: dict[str, Logs]) -> dict[str, Estimate]:
@@ -164,7 +164,7 @@ def pooled_means(rows: dict[str, Logs]) -> dict[str, Estimate]:
         degrees = len(own) - 1 + prior
         pooled = ((len(own) - 1) * variances[name] + prior * usual) / degrees
         means[name] = Estimate(fmean(own), math.sqrt(pooled / len(own)), degrees)
-    return {name: estimate for name, estimate in means.items() if estimate.error > ROUNDING}
+    return {name: estimate for name, estimate in means.items() if estimate.error > LEAST_ERROR}
 
 
 def round_shifts(rows: dict[str, Logs]) -> list[float]:

@@ -4,18 +4,26 @@ from pathlib import Path
 
 from bench.analysis.folders import machines, rows_in, sessions_in
 from bench.analysis.rows import Row
+from bench.catalogue import last_published_technique
 from bench.common import has_option
 
 
-def is_whole(row: Row) -> bool:
-    """Returns whether a row is of a ladder's script beyond the published techniques, as 01 is."""
-    return bool(row.run.number) and not row.run.published and not row.run.torchrun
+def is_plain(row: Row) -> bool:
+    """Returns whether a row is that of 00, alone or at the beginning of a ladder."""
+    return row.run.stage == "00" or row.run.number == 0
 
 
-def last_of_ladder(results: Path) -> Row | None:
-    """Returns the last row of a ladder that has a speedup over its first."""
-    rows = [row for row in rows_in(results, "ladder") if row.factor_baseline]
-    return rows[-1] if rows else None
+def is_optimized(row: Row) -> bool:
+    """Returns whether a row is that of 01, alone or as a ladder's script with more techniques than
+    the published ones."""
+    if row.run.number is None or row.run.torchrun:
+        return row.run.stage == "01"
+    return row.run.number > last_published_technique()
+
+
+def last_with_total(rows: list[Row]) -> Row | None:
+    """Returns the last row that has a speedup over the first one; None without any."""
+    return next((row for row in reversed(rows) if row.factor_baseline), None)
 
 
 def rounds_of_both(row: Row) -> int:
@@ -25,15 +33,13 @@ def rounds_of_both(row: Row) -> int:
 
 def best_total(results: Path) -> Row | None:
     """Returns the row whose speedup over its baseline stands for a folder: 01 beside 00, or the
-    last script of a ladder, where that is whole and has more rounds; None without any."""
-    stages = {row.run.stage: row for row in rows_in(results, "stages") if row.trainings}
-    last = last_of_ladder(results)
-    if not stages.keys() >= {"00", "01"}:
-        return last
-    fast = stages["01"]
-    if last and is_whole(last) and rounds_of_both(last) > rounds_of_both(fast):
-        return last
-    return fast
+    last script of a ladder, where that is 01, too, and has more rounds; None without any."""
+    ladder = last_with_total(rows_in(results, "ladder"))
+    alone = last_with_total([row for row in rows_in(results, "stages") if is_optimized(row)])
+    if not ladder or not alone:
+        return ladder or alone
+    is_better = is_optimized(ladder) and rounds_of_both(ladder) > rounds_of_both(alone)
+    return ladder if is_better else alone
 
 
 def optimized_on(folder: Path) -> Row | None:
@@ -63,15 +69,10 @@ def totals_in(results: Path) -> list[float]:
 
 
 def total_of(rows: list[Row]) -> float | None:
-    """Returns how many times as fast as 00 01 is, both at their own settings, or the last script of
-    a whole ladder; None where one is missing."""
+    """Returns how many times as fast as 00 01 is, both at their own settings, or a ladder's last
+    script where that is 01, too; None where one is missing."""
     own = [row for row in rows if not has_option("--batch-size", row.run.options)]
     if rows[0] not in own or not is_plain(rows[0]):
         return None
-    optimized = [row for row in own if row.run.stage == "01" or is_whole(row)]
+    optimized = [row for row in own if is_optimized(row)]
     return optimized[-1].factor_baseline if optimized else None
-
-
-def is_plain(row: Row) -> bool:
-    """Returns whether a row is that of 00, alone or at the beginning of a ladder."""
-    return row.run.stage == "00" or row.run.number == 0

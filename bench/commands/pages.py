@@ -14,7 +14,7 @@ from bench.predict.batches import batches_that_fit
 from bench.processes import prepare_tokens
 from bench.report.page import write_page
 from bench.report.readme import write_readme
-from bench.studies import Study, all_studies
+from bench.studies import Study, add_techniques, all_studies
 from bench.subcommands import above_0, positive
 from gpt_speed.common import UserError
 from patches.stack import StackError
@@ -50,11 +50,7 @@ class Report(Command):
             metavar="N",
             help="training tokens of every run, for a trial",
         )
-        parser.add_argument(
-            "--techniques",
-            metavar="0,5-8",
-            help="which techniques, for ladder and leave-one-out (default: all)",
-        )
+        add_techniques(parser, "which techniques, for ladder and leave-one-out (default: all)")
 
     def run(self, setup):
         """Returns the exit code: 1 if something failed."""

@@ -67,7 +67,7 @@ def launcher_of(run: Run) -> list[str]:
     ]
 
 
-def printed(command: list) -> str:
+def as_typed(command: list) -> str:
     """Returns a command as a user would type it."""
     return shlex.join(["python", *map(relative, command[1:])])
 
@@ -117,7 +117,7 @@ def begin_event(job: Job, measurement: Measurement, command: list, cache: Path) 
         name=job.run.name,
         round=job.round,
         seed=job.seed,
-        command=printed(command),
+        command=as_typed(command),
         source_sha256=measurement.sources[job.run.name],
         compiled=cache.exists(),
     )
@@ -200,24 +200,58 @@ def read_child(folder: Path) -> list[dict]:
 
 
 def outcome_of(ended: Ended, events: list[dict]) -> Outcome:
-    """Returns how a run ended: as its record says; where that has no end, or is that of a rank that
-    waited for another one, by the exit codes and the line of the error."""
-    if ended.code is None:
-        return Outcome(Status.FAILED, ended.err)
+    """Returns how a run ended, by the first of RULES that tells."""
+    return next(outcome for rule in RULES if (outcome := rule(ended, events)))
+
+
+def if_killed_for_its_time(ended: Ended, events: list[dict]) -> Outcome | None:
+    return Outcome(Status.FAILED, ended.err) if ended.code is None else None
+
+
+def if_a_rank_failed_first(ended: Ended, events: list[dict]) -> Outcome | None:
+    """Tells by torchrun, unless a rank has named its error; where Linux has killed a rank, the
+    others' errors follow from that."""
     failure = first_failure(ended.err)
-    if failure and (failure.status is Status.TOO_LARGE or not processes.ERROR.search(ended.err)):
-        return failure  # the others' errors, if there are any, follow from it
-    if ended.code == 0:
-        return recorded_outcome(events)
+    if not failure:
+        return None
+    has_named_error = processes.ERROR.search(ended.err)
+    return None if has_named_error and failure.status is not Status.TOO_LARGE else failure
+
+
+def if_it_ended_by_itself(ended: Ended, events: list[dict]) -> Outcome | None:
+    return recorded_outcome(events) if ended.code == 0 else None
+
+
+def if_a_rank_named_its_error(ended: Ended, events: list[dict]) -> Outcome | None:
+    """Tells before the record, which may be that of a rank that waited for this one."""
     rank_error = re.search(r"^error: (rank \d+: .+)", ended.err, re.MULTILINE)
-    if rank_error:
-        return by_error_line(rank_error[1])
+    return by_error_line(rank_error[1]) if rank_error else None
+
+
+def if_the_record_has_its_error(ended: Ended, events: list[dict]) -> Outcome | None:
     recorded = recorded_outcome(events)
-    if has_end(events) and not recorded.complete:
-        return recorded
-    if ended.code < 0:
-        return by_exit_code("", ended.code)
+    return recorded if has_end(events) and not recorded.complete else None
+
+
+def if_a_signal_ended_it(ended: Ended, events: list[dict]) -> Outcome | None:
+    if ended.code is None or ended.code >= 0:
+        return None
+    return by_exit_code("", ended.code)
+
+
+def by_its_last_error(ended: Ended, events: list[dict]) -> Outcome:
     return by_error_line(processes.error_line(ended.err))
+
+
+RULES = (  # that tell how a run ended, or None; the last one always does
+    if_killed_for_its_time,
+    if_a_rank_failed_first,
+    if_it_ended_by_itself,
+    if_a_rank_named_its_error,
+    if_the_record_has_its_error,
+    if_a_signal_ended_it,
+    by_its_last_error,
+)
 
 
 def recorded_outcome(events: list[dict]) -> Outcome:

@@ -9,12 +9,11 @@ the GPU.
 
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.common import ROOT
@@ -39,20 +38,29 @@ NO_ACCESS = (
 )
 
 
-def gpu_needs(
-    version: str,
-    cuda: str | None,
-    gpu: str | None,
-    capability: str | None,
-    kernels: list[str],
-    error: str,
-) -> str | None:
+@dataclass(frozen=True)
+class Build:
+    """What a PyTorch was built for."""
+
+    version: str
+    cuda: str | None  # its version; None of a build for CPUs or for AMD's GPUs
+    kernels: list[str] = field(default_factory=list)  # as ["sm_80", "sm_90"], for the GPU it found
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that PyTorch finds."""
+
+    name: str
+    capability: str  # its compute capability, such as "8.0"
+
+
+def gpu_needs(build: Build, gpu: Gpu | None, error: str) -> str | None:
     """Returns what is missing before PyTorch computes on the NVIDIA GPU that is here, in one line;
-    None where there is no GPU, or nothing is missing. `version`, `cuda` and `kernels`, such as
-    ["sm_80", "sm_90"], are PyTorch's; `gpu` and `capability` those of the GPU that it finds, or
-    None; `error` is why it doesn't start CUDA."""
-    if gpu and capability:
-        return kernels_needed(version, gpu, capability, kernels)
+    None where there is no GPU, or nothing is missing. `gpu` is the one that PyTorch finds, if any;
+    `error` is why it doesn't start CUDA."""
+    if gpu:
+        return kernels_needed(build, gpu)
     gpus = nvidia_smi("name,driver_version")
     if not gpus:
         return NO_ACCESS if NVIDIA_DRIVER.exists() else None
@@ -62,21 +70,22 @@ def gpu_needs(
         return f"a visible GPU: CUDA_VISIBLE_DEVICES={hidden} hides the {name}"
     too_old = re.search(r"driver .* too old \(found version (\d+)\)", error)
     if too_old:
-        return newer_driver(name, driver, f"PyTorch {version}, built for CUDA {cuda}", too_old[1])
+        needing = f"PyTorch {build.version}, built for CUDA {build.cuda}"
+        return newer_driver(name, driver, needing, too_old[1])
     command = install(smi_capability())
-    if not cuda and command:
-        return f"PyTorch for NVIDIA GPUs, since {version} can't use the {name}: {command}"
-    return f"what keeps PyTorch {version} from the {name}: {error}"
+    if not build.cuda and command:
+        return f"PyTorch for NVIDIA GPUs, since {build.version} can't use the {name}: {command}"
+    return f"what keeps PyTorch {build.version} from the {name}: {error}"
 
 
-def kernels_needed(version: str, gpu: str, capability: str, kernels: list[str]) -> str | None:
+def kernels_needed(build: Build, gpu: Gpu) -> str | None:
     """Returns which kernels PyTorch lacks for a GPU that it can use; None if it has them."""
-    if has_kernels(float(capability), kernels):
+    if has_kernels(float(gpu.capability), build.kernels):
         return None
-    command = install(float(capability)) or "no build of it does"
+    command = install(float(gpu.capability)) or "no build of it does"
     return (
-        f"kernels for the {gpu}, compute capability {capability}, which PyTorch {version}"
-        f" doesn't have: {command}"
+        f"kernels for the {gpu.name}, compute capability {gpu.capability}, which PyTorch"
+        f" {build.version} doesn't have: {command}"
     )
 
 
@@ -136,19 +145,6 @@ def nvidia_smi(fields: str) -> list[str]:
     return [line for line in answer.stdout.splitlines() if re.fullmatch(form, line)]
 
 
-def cpu_name(text: str) -> str:
-    """Returns the CPU's name from the system's own description. On a rented machine one may stand
-    for several generations, so that " (family 25, model 17)" follows where that is told."""
-    fields = dict(re.findall(r"^\s*([\w ]+?)\s*[:=]\s*(.+?)\s*$", text, re.MULTILINE))
-    name = fields.get("Model name") or fields.get("Name")  # Linux, Windows
-    if not name and text.strip() and platform.system() == "Darwin":  # it tells the name alone
-        name = text.strip().splitlines()[0]
-    name = name or platform.processor() or platform.machine()
-    if {"CPU family", "Model"} <= fields.keys():
-        name += f" (family {fields['CPU family']}, model {fields['Model']})"
-    return name
-
-
 def missing_here(machine: dict, compile_fails: str | None) -> list[str]:
     """Returns how to get each thing that is missing; `compile_fails` is why torch.compile does."""
     missing = []
@@ -162,17 +158,6 @@ def missing_here(machine: dict, compile_fails: str | None) -> list[str]:
     if not shutil.which("git"):
         missing.append("git, which leave-one-out and patches/stack.py need: `apt install git`")
     return missing
-
-
-def ram_gb(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> float | None:
-    """Returns the GB (1024³ bytes) of the machine's RAM, or of as much of it as a container may
-    use; None where it isn't known."""
-    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
-        return None
-    size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with suppress(OSError, ValueError):  # "max" is no limit
-        size = min(size, int(limit.read_text()))
-    return size / 1024**3
 
 
 if __name__ == "__main__":

@@ -108,30 +108,25 @@ class TrainingRun:
 
     @contextmanager
     def stand_ins(self) -> Iterator[None]:
-        """Replaces what decides which weights, batches and masks the script trains with, and what
-        would disturb the comparison."""
-        with ExitStack() as stack:
-            stack.enter_context(
-                mock.patch.multiple(
-                    self.script,
-                    train=self.train_from_weights,
-                    compute_loss=self.compute_loss,
-                    load_data=self.load_data,
-                    explain=self.keep_error,
-                    RandomSampler=InOrder,
-                    evaluate=no_evaluation,
-                    sample=no_sample,
-                )
-            )
-            stack.enter_context(mock.patch.dict(self.script.MODELS, self.sizes))
-            stack.callback(register_optimizer_step_pre_hook(self.keep_gradients).remove)
-            stack.enter_context(mock.patch.object(argparse.ArgumentParser, "error", refuse))
-            # In TF32 a GPU's matmuls would hide what is looked for.
-            stack.enter_context(mock.patch.object(torch, "set_float32_matmul_precision"))
-            if dist.is_initialized():  # one group for all runs
-                stack.enter_context(mock.patch.object(dist, "init_process_group"))
-            stack.enter_context(mock.patch.object(dist, "destroy_process_group"))
-            yield
+        """Replaces what decides which weights, batches and masks the script trains with, keeps what
+        its optimizers are given, and replaces what would disturb the comparison."""
+        own_functions = mock.patch.multiple(
+            self.script,
+            train=self.train_from_weights,
+            compute_loss=self.compute_loss,
+            load_data=self.load_data,
+            explain=self.keep_error,
+            RandomSampler=InOrder,
+            evaluate=no_evaluation,
+            sample=no_sample,
+        )
+        own_sizes = mock.patch.dict(self.script.MODELS, self.sizes)
+        hook = register_optimizer_step_pre_hook(self.keep_gradients)
+        try:
+            with own_functions, own_sizes, undisturbed():
+                yield
+        finally:
+            hook.remove()
 
     # ---- In place of the script's own functions
 
@@ -223,6 +218,20 @@ class InOrder(SequentialSampler):
     def __init__(self, windows, replacement=False, num_samples=None, generator=None):
         super().__init__(windows)
         self.generator = generator
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Keeps a script from what would end or distort the comparison: argparse's exit, matmuls in
+    TF32, which on a GPU would hide what is looked for, and other groups of ranks than the one of
+    all runs."""
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(argparse.ArgumentParser, "error", refuse))
+        stack.enter_context(mock.patch.object(torch, "set_float32_matmul_precision"))
+        stack.enter_context(mock.patch.object(dist, "destroy_process_group"))
+        if dist.is_initialized():
+            stack.enter_context(mock.patch.object(dist, "init_process_group"))
+        yield
 
 
 def no_evaluation(*args) -> float:

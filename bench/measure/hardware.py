@@ -3,22 +3,16 @@
 Nothing here multiplies in bfloat16 on a machine whose scripts train in float32.
 """
 
-import importlib.util
 import os
 import platform
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
-from statistics import median
-from types import ModuleType
 
 import torch
 from torch.utils import collect_env
-from torch.utils.benchmark import Timer
 
 from bench.common import ROOT, load_script
 from bench.measure import environment
+from gpt_speed import machine
 from patches import stack
 
 
@@ -36,36 +30,42 @@ def this_machine() -> dict:
     type that the optimized scripts train in here, "bfloat16" or "float32", with its reason."""
     os.environ["LC_ALL"] = "C"  # so that the system's description isn't translated
     gpus = gpu_count()
-    cpu = environment.cpu_name(collect_env.get_cpu_info(collect_env.run) or "")
-    gpu = torch.cuda.get_device_name(0) if gpus else None
-    capability = "{}.{}".format(*torch.cuda.get_device_capability(0)) if gpus else None
+    cpu = machine.cpu_name(collect_env.get_cpu_info(collect_env.run) or "")
+    gpu, build = first_gpu(), torch_build()
     dtype, dtype_reason = best_dtype()
     return dict(
         device="cuda" if gpus else "cpu",
         gpus=gpus,
-        name=" ".join((gpu or cpu.partition(" (family ")[0]).split()),
+        name=" ".join((gpu.name if gpu else cpu.partition(" (family ")[0]).split()),
         cpu=cpu,
-        torch=torch.__version__,
+        torch=build.version,
         python=platform.python_version(),
         os=f"{platform.system()} {platform.machine()}",
         threads=torch.get_num_threads(),
         cores=available_cores(),  # which OMP_NUM_THREADS doesn't change
         compiles=compile_error() is None,
         driver=next(iter(environment.nvidia_smi("driver_version")), None) if gpus else None,
-        capability=capability,
-        cuda=torch.version.cuda,
-        ram_gb=environment.ram_gb(),
+        capability=gpu.capability if gpu else None,
+        cuda=build.cuda,
+        ram_gb=machine.ram_gb(),
         dtype=dtype,
         dtype_reason=dtype_reason,
-        gpu_needs=environment.gpu_needs(
-            torch.__version__,
-            torch.version.cuda,
-            gpu,
-            capability,
-            torch.cuda.get_arch_list() if gpus else [],
-            cuda_error(),
-        ),
+        gpu_needs=environment.gpu_needs(build, gpu, cuda_error()),
     )
+
+
+def first_gpu() -> environment.Gpu | None:
+    """Returns the first GPU that PyTorch can use; None where there is none."""
+    if not gpu_count():
+        return None
+    capability = "{}.{}".format(*torch.cuda.get_device_capability(0))
+    return environment.Gpu(torch.cuda.get_device_name(0), capability)
+
+
+def torch_build() -> environment.Build:
+    """Returns what this PyTorch was built for; its kernels only where there is a GPU for them."""
+    kernels = torch.cuda.get_arch_list() if gpu_count() else []
+    return environment.Build(torch.__version__, torch.version.cuda, kernels)
 
 
 def gpu_count() -> int:
@@ -131,57 +131,15 @@ def free_memory() -> list[int]:
 def best_dtype() -> tuple[str, str]:
     """Returns the type that the optimized scripts train in here, and why: 01 itself decides."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with placeholders("numpy", "tiktoken"):  # an audit runs where these aren't
-        script = load_script(ROOT / stack.LAST)
-    return script.best_dtype(device)
-
-
-class Placeholder(ModuleType):
-    """Stands for a module that isn't installed, while a script is loaded that only names it."""
-
-    def __getattr__(self, name: str) -> type:
-        return object  # for annotations
-
-
-@contextmanager
-def placeholders(*names: str) -> Iterator[None]:
-    """Lets those of these modules that aren't installed be imported."""
-    absent = [name for name in names if not importlib.util.find_spec(name)]
-    sys.modules |= {name: Placeholder(name) for name in absent}
-    try:
-        yield
-    finally:
-        for name in absent:
-            del sys.modules[name]
-
-
-def product_rate(dtype: str, minimum: float = 1) -> float:
-    """Returns the floating-point operations per second of a large matmul, repeated for `minimum`
-    seconds: by the median of the second half, when clock rate and power are those of long work."""
-    device, size = ("cuda", 8192) if torch.cuda.is_available() else ("cpu", 2048)
-    torch.set_float32_matmul_precision("high" if dtype == "TF32" else "highest")
-    stored = torch.float32 if dtype == "TF32" else getattr(torch, dtype)
-    # Random numbers: products of equal ones take less power, and so a GPU clocks higher.
-    a, b = (torch.randn(size, size, device=device).to(stored) for _ in range(2))
-    timer = Timer("a @ b", globals=dict(a=a, b=b), num_threads=torch.get_num_threads())
-    times = timer.blocked_autorange(min_run_time=minimum).times
-    return 2 * size**3 / median(times[len(times) // 2 :])
+    return load_script(ROOT / stack.LAST).best_dtype(device)
 
 
 def matmul_peak() -> dict[str, float]:
-    """Returns the rates by precision; in float16 where a GPU has units for that and none for
-    bfloat16."""
-    gpu = torch.cuda.is_available()
-    has = dict(
-        float32=True,
-        TF32=gpu and torch.cuda.is_tf32_supported(),
-        float16=gpu and (7, 0) <= torch.cuda.get_device_capability() < (8, 0),
-        bfloat16=best_dtype()[0] == "bfloat16",
-    )
-    return {name: product_rate(name) for name in has if has[name]}
+    """Returns how fast matrices are multiplied here, by precision: see gpt_speed.machine."""
+    return machine.matmul_peak(best_dtype()[0])
 
 
 def matmul_rate() -> float:
-    """Returns that of the type trained in, for a moment: whether the machine is as fast as
-    before."""
-    return product_rate(best_dtype()[0], minimum=0.2)
+    """Returns the rate in the type trained in, measured for a moment: it tells whether the machine
+    is as fast as before."""
+    return machine.product_rate(best_dtype()[0], minimum=0.2)

@@ -140,7 +140,7 @@ class Measurement:
         return {
             result.name
             for result in self.results
-            if result.command and self.lengths.get(result.name, "") not in result.command
+            if result.command and not has_words(result.command, self.lengths.get(result.name, ""))
         }
 
     def names_with_results(self) -> set[str]:
@@ -242,6 +242,11 @@ class Measurement:
             if result.name == run.name and result.record
         ]
         return max(sizes, default=expected)
+
+
+def has_words(command: str, words: str) -> bool:
+    """Returns whether a command has these words, one right after the other; "" every one has."""
+    return not words or f" {words} " in f" {command} "
 
 
 def why_not(

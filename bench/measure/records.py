@@ -103,7 +103,8 @@ class Record:
     gradients: list[dict] = field(default_factory=list)  # see bench/measure/gradients.py
 
     @property
-    def stage(self) -> str:
+    def run_name(self) -> str:
+        """The name of its run, such as "00_orig": schema 3 calls it the stage."""
         return self.start["stage"]
 
     @property

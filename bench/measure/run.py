@@ -12,7 +12,7 @@ from pathlib import Path
 from bench import common, processes
 from bench.common import BUILD, ELSEWHERE, relative
 from bench.measure import sizing
-from bench.measure.child import command_of, printed, run_job
+from bench.measure.child import as_typed, command_of, run_job
 from bench.measure.journal import Measurement, Result, append, data_of, journal_of, read_journal
 from bench.measure.plan import Job, Measurable, Plan, Setup
 from bench.measure.records import Status
@@ -158,9 +158,7 @@ class Runner:
     def run(self, plan: Plan, rounds: int | None, deadline: float | None) -> bool:
         """Runs what is left of this many rounds; returns whether it came to their end. `plan` may
         have other runs than before: their results come to those of the earlier ones."""
-        self.set_plan(plan, rounds)
-        self.look_around()
-        self.set_lengths(self.measurement.matmul_peak)
+        self.prepare(plan, rounds)
         append(self.path, self.measurement.as_json())
         self.has_begun = True
         later = self.seconds_of_later_plans(plan, rounds)
@@ -176,6 +174,15 @@ class Runner:
             left = self.seconds_of(jobs, later)
             print(f"{self.describe(job, result)}; about {in_words(left)} left", flush=True)
         return True
+
+    def prepare(self, plan: Plan, rounds: int | None, peak: dict | None = None) -> None:
+        """Makes `plan` what is measured, and finds out what has to be known before its first run.
+        For a dry run `peak` is given, the machine's matmul throughput if it is known: then nothing
+        is prepared or measured. Raises UserError, StackError, OSError."""
+        self.set_plan(plan, rounds)
+        if peak is None:
+            peak = self.look_around()
+        self.set_lengths(peak)
 
     def set_plan(self, plan: Plan, rounds: int | None) -> None:
         """Makes `plan` what is measured; results of runs that have changed since are dropped.
@@ -204,8 +211,9 @@ class Runner:
         scripts = self.setup.scripts
         return {run.name: common.sha256(scripts.text(run.script)) for run in plan.runnable}
 
-    def look_around(self) -> None:
-        """Finds out what has to be known before the first run. Raises UserError."""
+    def look_around(self) -> dict[str, float]:
+        """Prepares tokens, and returns the machine's matmul throughput; the measurement keeps both,
+        and the commit. Raises UserError."""
         measurement, setup = self.measurement, self.setup
         if self.configs:
             measurement.commit = processes.git_commit()
@@ -216,6 +224,7 @@ class Runner:
         if not measurement.matmul_peak:
             print("Measuring this machine's matmul throughput", flush=True)
             measurement.matmul_peak = processes.ask_machine("matmul_peak")
+        return measurement.matmul_peak
 
     def set_lengths(self, matmul_peak: dict[str, float]) -> None:
         """Finds out how long each run trains. Drops the results of those that were longer or
@@ -271,8 +280,7 @@ def dry_run(study: Measurable, setup: Setup, rounds: int | None, resume: Resume)
     first = next(study.plans(setup))
     peak = peak_of_before(setup)
     runner = Runner(study, first, setup, resume)
-    runner.set_plan(first, rounds)
-    runner.set_lengths(peak)
+    runner.prepare(first, rounds, peak)
     jobs = runner.measurement.jobs_left()
     for run in runner.measurement.plan.runs:
         own = [job for job in jobs if job.run.name == run.name]
@@ -281,7 +289,7 @@ def dry_run(study: Measurable, setup: Setup, rounds: int | None, resume: Resume)
         elif own:
             length = runner.lengths[run.name]
             command = command_of(study, own[0], setup, length, BUILD / "scratch")
-            print(f"{counted(len(own), 'run')}: {printed(command)}")
+            print(f"{counted(len(own), 'run')}: {as_typed(command)}")
     later, seconds = sizing.estimate_later(study, setup, first, rounds, peak)
     left = runner.seconds_of(jobs, seconds)
     print(f"{len(jobs) + later} runs, {f'about {in_words(left)}' if peak else 'no estimate yet'}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.analysis.claims import WITH_FAST_MATH, Claims, Contribution
 from bench.analysis.folders import has_gpu, machines, newest_in
 from bench.analysis.gains import ladder_sessions
-from bench.analysis.rows import Row, known
+from bench.analysis.rows import Row, known_values
 from bench.analysis.totals import optimized_in, rounds_of_both, totals_in
 from bench.catalogue import effect_on_loss, published
 from bench.common import REFERENCE, ROOT, relative, short_name, write_whole
@@ -223,7 +223,7 @@ def figure_text(name: str, claims: Claims) -> str:
         raise UserError(f"the figure {name}: no row {error} in {relative(claims.reference)}")
     except OSError as error:
         raise UserError(f"the figure {name}: {error}")
-    numbers = known(values)
+    numbers = known_values(values)
     if not numbers or len(numbers) < len(values):
         raise UserError(f"the figure {name} isn't known from {relative(claims.reference)}")
     return range_text([number / figure.unit for number in numbers], figure.form)

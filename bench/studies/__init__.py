@@ -96,6 +96,14 @@ class Study(Subcommand):
         """Returns a matplotlib figure of a plan that was measured; None: it has no picture."""
 
 
+def add_techniques(
+    parser: argparse.ArgumentParser,
+    help: str = "which techniques, by their numbers (default: all)",
+) -> None:
+    """Adds the option that Scripts.select takes."""
+    parser.add_argument("--techniques", metavar="0,5-8", help=help)
+
+
 def all_studies() -> dict[str, Study]:
     """Returns every study by its name, in the order of a report, the others behind."""
     studies = all_in(sys.modules[__name__], Study)

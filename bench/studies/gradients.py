@@ -68,7 +68,7 @@ class Gradients(Study):
 
     def tables(self, measured, rows):
         shown = [row for row in rows if row.record or row.error]
-        cells = Cells({row.run.name: verdict_of(row.record) for row in shown if row.record})
+        cells = VerdictCells({row.run.name: verdict_of(row.record) for row in shown if row.record})
         columns = [
             Column("script", lambda row: f"`{row.label}`", True),
             Column("verdict", cells.verdict, True),
@@ -89,7 +89,7 @@ class Gradients(Study):
         ]
 
 
-class Cells:
+class VerdictCells:
     """The text of a row's cells, by the verdicts on the runs that have one."""
 
     def __init__(self, verdicts: dict[str, Verdict]):

@@ -1,13 +1,12 @@
 """One technique more at a time."""
 
-from itertools import pairwise
-
 from bench.analysis.rows import Row, printed
+from bench.catalogue import chained
 from bench.measure.plan import EVERY_ROUND, Plan
 from bench.report import waterfall
 from bench.report.pictures import place_of
 from bench.report.tables import bold, credited, factor_text, spread
-from bench.studies import Study
+from bench.studies import Study, add_techniques
 from gpt_speed.tables import Column, Table, fmt, num_col
 
 
@@ -21,18 +20,13 @@ class Ladder(Study):
     rounds = {"cuda": 4, "cpu": 6}  # a CPU is noisier
 
     def options(self, parser):
-        parser.add_argument(
-            "--techniques",
-            metavar="0,5-8",
-            help="which techniques, by their numbers (default: all)",
-        )
+        add_techniques(parser)
 
     def plans(self, setup):
         gpus = setup.machine["gpus"]
         runs = setup.scripts.ladder(gpus)[: None if gpus > 1 else -1]
         runs = setup.scripts.select(setup.args.techniques, runs)
-        runs[1:] = [run.replace(compared_to=before.name) for before, run in pairwise(runs)]
-        yield Plan(runs, seed_noise=1, cold_rounds=EVERY_ROUND, **self.length(setup))
+        yield Plan(chained(runs), seed_noise=1, cold_rounds=EVERY_ROUND, **self.length(setup))
 
     def excerpts(self, measured, rows):
         columns = [

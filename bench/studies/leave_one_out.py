@@ -2,7 +2,7 @@
 
 from bench.catalogue import Recipe, Run
 from bench.measure.plan import EVERY_ROUND, Plan, Setup
-from bench.studies import Study
+from bench.studies import Study, add_techniques
 from patches import stack
 
 
@@ -15,11 +15,7 @@ class LeaveOneOut(Study):
     position = 60
 
     def options(self, parser):
-        parser.add_argument(
-            "--techniques",
-            metavar="0,5-8",
-            help="which techniques, by their numbers (default: all)",
-        )
+        add_techniques(parser)
 
     def plans(self, setup):
         base = setup.scripts.stage("01").replace(published=None)

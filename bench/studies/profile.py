@@ -9,7 +9,7 @@ from statistics import fmean
 
 from bench.common import write_whole
 from bench.measure.plan import Plan
-from bench.measure.records import read_record
+from bench.measure.records import Record, read_record
 from bench.studies import Study
 from gpt_speed.common import UserError
 from gpt_speed.tables import Column, Table, num_col, text_col
@@ -67,6 +67,20 @@ class StepProfile:
         return split
 
 
+def profile_of(record: Record, averages: list[dict], on_gpu: bool) -> StepProfile:
+    """Returns the profile of a run. Raises ValueError where that isn't one of training steps."""
+    if any(1 <= log["step"] < STEPS - 1 for log in record.logs):
+        raise ValueError(
+            f"the profile holds an evaluation, since an epoch has fewer than"
+            f" {STEPS} steps: take a longer text, or a smaller --batch-size"
+        )
+    operations = operations_in(averages, on_gpu)
+    if not operations:
+        raise ValueError("the profile holds no operation")
+    seconds = [time for log in record.logs for time in log["seconds"]]
+    return StepProfile(fmean(seconds[-TIMED:]), on_gpu, operations)
+
+
 def read_profile(folder: Path) -> StepProfile:
     content = json.loads((folder / PROFILE).read_text())
     return StepProfile(content["seconds"], content["gpu"], content["operations"])
@@ -96,23 +110,13 @@ class Profile(Study):
         yield Plan([run], full_length=True)
 
     def collect(self, setup, folder):
-        """Writes the averages: seconds per step, of which the operations (on a GPU: kernels) are
-        without the time of those inside them, the longest first."""
+        """Writes the profile and the trace. Raises ValueError where the run left none."""
         averages = next(folder.glob("*.averages.json"), None)
         if not averages:
             raise ValueError("it left no profile")
         record = Path(str(averages).removesuffix(".averages.json") + ".jsonl")
-        logs, gpu = read_record(record).logs, bool(setup.machine["gpus"])
-        if any(1 <= log["step"] < STEPS - 1 for log in logs):
-            raise ValueError(
-                f"the profile holds an evaluation, since an epoch has fewer than"
-                f" {STEPS} steps: take a longer text, or a smaller --batch-size"
-            )
-        operations = operations_in(json.loads(averages.read_text()), gpu)
-        if not operations:
-            raise ValueError("the profile holds no operation")
-        seconds = [time for log in logs for time in log["seconds"]]
-        profile = StepProfile(fmean(seconds[-TIMED:]), gpu, operations)
+        on_gpu = setup.machine["gpus"] > 0
+        profile = profile_of(read_record(record), json.loads(averages.read_text()), on_gpu)
         write_whole(setup.results / TRACE, record.with_suffix(".trace.json").read_bytes())
         write_whole(setup.results / PROFILE, json.dumps(asdict(profile), indent=1))
 

@@ -1,11 +1,19 @@
 """The three scripts side by side, whether they were started by hand or by measure.py."""
 
-from itertools import pairwise
 from pathlib import Path
 from textwrap import fill
 
 from bench.analysis.rows import Row, rows_of
-from bench.catalogue import EPOCHS, FLOAT16, STAGES, Run, in_float16, published, published_source
+from bench.catalogue import (
+    EPOCHS,
+    FLOAT16,
+    STAGES,
+    Run,
+    chained,
+    in_float16,
+    published,
+    published_source,
+)
 from bench.common import ROOT
 from bench.measure.journal import Measurement, Result, journal_of, loose_records, read_journal
 from bench.measure.plan import SEED, Plan, Setup
@@ -47,8 +55,7 @@ class Stages(Study):
         )
 
     def plans(self, setup):
-        runs = [run_of(stage, setup) for stage in STAGES]
-        runs[1:] = [run.replace(compared_to=before.name) for before, run in pairwise(runs)]
+        runs = chained([run_of(stage, setup) for stage in STAGES])
         tokens, epochs = setup.args.max_tokens, setup.args.epochs
         if setup.in_report and setup.machine["gpus"]:
             epochs = EPOCHS_IN_REPORT
@@ -99,7 +106,7 @@ def records_in(folder: Path) -> tuple[list[Record], int]:
                 records.append(result.record)
             else:
                 without_record += 1
-    records = [record for record in records if record.stage in LABELS]
+    records = [record for record in records if record.run_name in LABELS]
     complete = [record for record in records if record.outcome.complete]
     return complete, without_record + len(records) - len(complete)
 
@@ -111,7 +118,7 @@ def latest_by_setting(records: list[Record]) -> list[Measurement]:
     for record in sorted(records, key=age_of):
         config = record.config
         group = record.device_name, config["model"], config["context_length"], record.text
-        groups.setdefault(group, {})[record.stage[:2]] = record
+        groups.setdefault(group, {})[record.run_name[:2]] = record
     return [side_by_side(scripts) for _, scripts in sorted(groups.items())]
 
 
@@ -152,23 +159,24 @@ def side_by_side(records: dict[str, Record]) -> Measurement:
     they differ in length, and losses can't be compared, their labels have the tokens."""
     tokens = [tokens_of(record) for record in records.values()]
     differ = max(tokens) > 1.5 * min(tokens)
-    runs, results = [], []
-    for stage, record in sorted(records.items()):
-        run = Run(
+    base = "00" if "00" in records else None
+    runs = [
+        Run(
             stage,
             label_of(stage, record, with_tokens=differ),
             processes=record.config["world_size"],
-            compared_to="00" if stage != "00" and "00" in records else None,
+            compared_to=base if stage != base else None,
         )
-        runs.append(run)
-        results.append(result_of(run, record))
+        for stage, record in sorted(records.items())
+    ]
+    results = [result_of(stage, record) for stage, record in sorted(records.items())]
     return Measurement(Plan(runs), results, study="stages")
 
 
-def result_of(run: Run, record: Record) -> Result:
-    """Returns a complete record as the result of a run's one round."""
+def result_of(stage: str, record: Record) -> Result:
+    """Returns a complete record as the result of a script's one round."""
     return Result(
-        name=run.name,
+        name=stage,
         round=1,
         seed=SEED,
         source_sha256=None,
@@ -181,7 +189,7 @@ def result_of(run: Run, record: Record) -> Result:
 def label_of(stage: str, record: Record, with_tokens: bool) -> str:
     """Returns a script's name, with how this run differs from others of it."""
     config = record.config
-    name = LABELS[record.stage]
+    name = LABELS[record.run_name]
     parts = [f"{name} × {config['world_size']}" if stage == "02" else name]
     if config.get("batch_size"):
         parts.append(f"batch {config['batch_size']}")

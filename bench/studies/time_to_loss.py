@@ -1,7 +1,6 @@
 """Seconds of training until the validation loss has fallen to a target."""
 
 import math
-import re
 from collections.abc import Generator
 from dataclasses import dataclass
 from textwrap import fill
@@ -58,19 +57,13 @@ class TimeToLoss(Study):
         return [first, last, *others]
 
     def plans(self, setup):
-        args = setup.args
-        if args.epoch:
-            if args.names:
-                raise UserError("--epoch measures what a search found: leave --names out", 2)
-            points, length = search.read_search(setup)
-            runs = [point.run(setup) for point in points]
-            runs[1:] = [run.replace(compared_to=runs[0].name) for run in runs[1:]]
-            kind, log_tokens = "epoch", search.LOG_TOKENS[setup.device]
-        else:
-            runs = self.runs(setup)
-            length = yield from self.target(setup, runs[0])
-            kind, log_tokens = "variants" if args.names else "", LOG_TOKENS[setup.device]
-        yield search.plan_of(runs, kind, log_tokens=log_tokens, cold_rounds=COLD_ROUNDS, **length)
+        if setup.args.epoch:
+            yield plan_after_search(setup)
+            return
+        runs = self.runs(setup)
+        length = yield from self.target(setup, runs[0])
+        kind = "variants" if setup.args.names else ""
+        yield plan_to_target(runs, kind, LOG_TOKENS[setup.device], length)
 
     def target(self, setup: Setup, base: Run) -> Generator[Plan, Measurement, dict]:
         """Yields the plan of 00's default run. Returns the loss that it comes to as the target, and
@@ -143,6 +136,23 @@ class TimeToLoss(Study):
         return figure
 
 
+def plan_after_search(setup: Setup) -> Plan:
+    """Returns the plan of the runs to the target of a search, at the settings best there. Raises
+    UserError, OSError as search.read_search."""
+    if setup.args.names:
+        raise UserError("--epoch measures what a search found: leave --names out", 2)
+    points, length = search.read_search(setup)
+    first, *others = [point.run(setup) for point in points]
+    runs = [first, *(run.replace(compared_to=first.name) for run in others)]
+    return plan_to_target(runs, "epoch", search.LOG_TOKENS[setup.device], length)
+
+
+def plan_to_target(runs: list[Run], kind: str, log_tokens: int, length: dict) -> Plan:
+    """Returns the plan of runs to a target; `length` has that, and when they end without it, as
+    fields of Plan."""
+    return search.plan_of(runs, kind, log_tokens=log_tokens, cold_rounds=COLD_ROUNDS, **length)
+
+
 def tokens_of_default_run(setup: Setup) -> int:
     """Returns how many tokens 00 trains on where no option says it, about."""
     return EPOCHS * tokens_per_epoch(setup.data) if setup.machine["gpus"] else DEMO_TOKENS
@@ -199,7 +209,7 @@ def draw_times(axes, rows: list[Row], target: float) -> None:
 
 def reached_times(row: Row, target: float) -> list[float]:
     """Returns the seconds of the runs that reached the target."""
-    return [seconds for _, seconds in row.times_to(target) if seconds < math.inf]
+    return [arrival.training for arrival in row.arrivals(target) if not arrival.missed]
 
 
 def title_of(rows: list[Row], target: float) -> str:
@@ -209,8 +219,13 @@ def title_of(rows: list[Row], target: float) -> str:
     speedup = best.speedup(target, True)
     if speedup.significance != "faster":
         return title
-    one, other = (re.split(" --|, ", row.label)[0] for row in (best, best.reference))
+    one, other = script_of(best), script_of(best.reference)
     return f"{one}: {speedup.factor:.1f} times as fast as {other}\n{title}"
+
+
+def script_of(row: Row) -> str:
+    """Returns what a title calls a row: "00", "01" or its variants, without their settings."""
+    return row.run.stage or str(row.run.script)
 
 
 def time_text(row: Row, target: float) -> str:
@@ -222,7 +237,7 @@ def time_text(row: Row, target: float) -> str:
 
 
 @dataclass(frozen=True)
-class Cells:
+class TimeCells:
     """The text of a row's cells in the table of one target."""
 
     target: float
@@ -232,9 +247,10 @@ class Cells:
 
     def range(self, row: Row) -> str:
         """Returns the range of the seconds, up to "not reached" where a run missed the target."""
-        times = [seconds for _, seconds in row.times_to(self.target, True)]
-        if not times or min(times) == math.inf:
+        arrivals = row.arrivals(self.target)
+        if all(arrival.missed for arrival in arrivals):
             return ""
+        times = [arrival.after(with_first_step=True) for arrival in arrivals]
         return spread(times, ",.1f").replace("inf", "not reached")
 
     def first_step(self, row: Row) -> str:
@@ -271,7 +287,7 @@ class Cells:
 
 def time_columns(target: float, rows: list[Row]) -> list[Column]:
     """Returns the columns of one target's table. *again* is only there after warm rounds."""
-    cells = Cells(target)
+    cells = TimeCells(target)
     columns = [
         RUN,
         SPEED,

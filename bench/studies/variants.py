@@ -67,26 +67,36 @@ class Variants(Study):
 def trainer_runs(setup: Setup) -> list[Run]:
     """Returns 01, and the same training by Trainer (peers/hf_trainer.py), from its defaults to its
     fastest settings."""
-    machine = setup.machine
     base = setup.scripts.stage("01").replace(published=None)
-    batch = ("--per_device_train_batch_size", "32" if machine["gpus"] else "8")  # as 01
+    settings = trainer_settings(setup.machine)
+    return [base, *(trainer_run(options, base, setup.machine) for options in settings)]
+
+
+def trainer_settings(machine: dict) -> list[tuple[str, ...]]:
+    """Returns the options of each run of Trainer, its defaults first."""
     tf32 = ("--tf32", "True") if float(machine.get("capability") or 0) >= 8 else ()
-    mixed, fastest = ("--bf16", *tf32), ("--dtype", trained_in(machine), "--torch_compile")
+    mixed = ("--bf16", *tf32)
+    fastest = ("--dtype", trained_in(machine), "--torch_compile")
     settings = [(), mixed, (*mixed, "--torch_compile"), fastest]
-    settings += [] if machine["gpus"] else [(*fastest, "--huge_pages")]
-    runs, needs = [base], "package transformers, package accelerate"
-    for options in settings:
-        runs.append(
-            base.replace(
-                name="-".join(["trainer", *re.findall(r"\w+", " ".join(options))]),
-                label=" ".join(["Trainer", *options]),
-                script=PEER,
-                technique="Hugging Face's Trainer",
-                loss="changes",
-                options=batch + options,
-                compared_to=base.name,
-                stage=None,
-                error=lacking(needs + (", bfloat16 units" if "--bf16" in options else ""), machine),
-            )
-        )
-    return runs
+    if not machine["gpus"]:
+        settings.append((*fastest, "--huge_pages"))
+    return settings
+
+
+def trainer_run(options: tuple[str, ...], base: Run, machine: dict) -> Run:
+    """Returns the run of Trainer with such options, at 01's batch size, compared to 01."""
+    batch = ("--per_device_train_batch_size", "32" if machine["gpus"] else "8")
+    needs = "package transformers, package accelerate"
+    if "--bf16" in options:
+        needs += ", bfloat16 units"
+    return base.replace(
+        name="-".join(["trainer", *re.findall(r"\w+", " ".join(options))]),
+        label=" ".join(["Trainer", *options]),
+        script=PEER,
+        technique="Hugging Face's Trainer",
+        loss="changes",
+        options=batch + options,
+        compared_to=base.name,
+        stage=None,
+        error=lacking(needs, machine),
+    )
