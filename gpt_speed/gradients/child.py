@@ -306,17 +306,36 @@ def compared(own: dict, other: dict) -> dict:
     return tensors
 
 
-def comparison_facts(names: dict) -> dict:
+def read_other() -> dict:
+    """Reads what another run has kept; {} where there is nothing to compare to."""
+    return torch.load(keeper.order["compare"]) if keeper.order["compare"] else {}
+
+
+def names_as_in(other: dict) -> dict:
+    """Returns the parameters' names: those of the other run, where torch.compile may hide them.
+    Raises ValueError where that one has other parameters."""
+    parameters = keeper.parameters()
+    if not other:
+        return names_of(parameters)
+    shapes = [tuple(parameter.shape) for parameter in parameters]
+    if shapes != [shape for _, shape in other["names"]]:
+        raise ValueError("it has other parameters than in another run")
+    return {
+        parameter: name for parameter, (name, _) in zip(parameters, other["names"], strict=True)
+    }
+
+
+def comparison_facts(names: dict, other: dict) -> dict:
     """Returns how far this run's gradients and weights are from those of another run, and keeps
     them for further runs."""
-    order = keeper.order
     gradients = {names[parameter]: value for parameter, value in keeper.gradients.items()}
     weights = {names[p]: p.detach().float().cpu() for p in keeper.gradients}
-    if order["keep"]:
-        torch.save(dict(gradients=gradients, weights=weights), order["keep"])
-    if not order["compare"]:
+    if keeper.order["keep"]:
+        order = [(names[parameter], tuple(parameter.shape)) for parameter in keeper.parameters()]
+        kept = dict(gradients=gradients, weights=weights, names=order)
+        torch.save(kept, keeper.order["keep"])
+    if not other:
         return {}
-    other = torch.load(order["compare"])
     changes = [error for error, *_ in compared(weights, other["weights"]).values()]
     return dict(tensors=compared(gradients, other["gradients"]), weight_change=max(changes))
 
@@ -516,8 +535,9 @@ def finish(how: str, error: str = "") -> None:
     """Writes the report and ends the process, so that nothing more of the script runs."""
     facts = dict(how=how, error=error, **keeper.facts())
     if how == "kept":
-        names = names_of([*keeper.gradients])
-        facts |= comparison_facts(names)
+        other = read_other()
+        names = names_as_in(other)
+        facts |= comparison_facts(names, other)
         if keeper.order["seconds"]:
             facts |= derivative_facts(names, keeper.order["seconds"])
     script["write_report"](keeper.order["report"], facts)

@@ -213,7 +213,9 @@ class Comparison:
         if self.type != "float32":
             self.answer.notes.append(f"{name}: not in {self.type}, which rounds too much")
             return
-        order = replace(self.order, compiled=compiled, same_masks=False, seconds=SECONDS)
+        order = replace(
+            self.order, compiled=compiled, compare=self.file, same_masks=False, seconds=SECONDS
+        )
         trial = Trial(name, order, partial(by_numbers, name))
         self.add(trial, self.script.run("numeric derivatives", order))
 
