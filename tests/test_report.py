@@ -298,7 +298,10 @@ def test_the_first_line_of_a_page(tmp_path):
 
     def stages_of(folder: Path, day: str, *speeds: float) -> None:
         plan = plan_of("00_orig", "01_opt_single_gpu")
-        plan.runs = [run.replace(stage=run.name[:2], published=100.0) for run in plan.runs]
+        plan.runs = [
+            run.replace(stage=run.name[:2], label=run.name[:2], published=100.0)
+            for run in plan.runs
+        ]
         write_journal(
             folder,
             f"stages{day}",
@@ -310,7 +313,7 @@ def test_the_first_line_of_a_page(tmp_path):
         )
 
     stages_of(tmp_path, "", 450.0)
-    assert "01_opt_single_gpu trains **450 tok/sec, 4.50 times** 00's 100" in headline(tmp_path)
+    assert "01 trains **450 tok/sec, 4.50 times** 00's 100 (published, " in headline(tmp_path)
     assert "measurements" not in headline(tmp_path)
     for published, leads in ((28_399.0, False), (None, True)):
         plan = plan_of("00_orig", "06", "13")
@@ -823,11 +826,13 @@ def plot(capsys):
 @pytest.mark.parametrize(
     ("rounds", "says"), [(1, "; single runs, no significance."), (2, "; 2 runs each.")]
 )
+@pytest.mark.parametrize("published", [100.0, None])
 @pytest.mark.parametrize("study", ["stages", "ladder"])
-def test_single_runs_say_so(tmp_path, study, rounds, says):
+def test_single_runs_say_so(tmp_path, study, published, rounds, says):
+    """Also where nothing is published to stand beside them."""
     plan = plan_of("a", "b", rounds=rounds)
     plan.runs = [
-        run.replace(stage=f"0{k}" if study == "stages" else None, published=100.0)
+        run.replace(stage=f"0{k}" if study == "stages" else None, published=published)
         for k, run in enumerate(plan.runs)
     ]
     write_journal(
@@ -837,6 +842,7 @@ def test_single_runs_say_so(tmp_path, study, rounds, says):
         [run for name in "ab" for run in rounds_of(name, *range(100, 100 + rounds))],
     )
     assert headline(tmp_path).endswith(says)
+    assert ("published" in headline(tmp_path)) is bool(study == "stages" and published)
 
 
 def test_plot_results(tmp_path):
