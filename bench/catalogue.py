@@ -12,11 +12,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.common import REFERENCE, has_option, trained_in
+from bench.common import REFERENCE, has_option, option_value, trained_in
 from gpt_speed.common import UserError, counted
 from patches import stack
 
 EPOCHS = 15  # of the published experiment
+GPUS = 4  # that 02 was published on, and is predicted for
 # The three scripts, by the names that `Run.script` and `Run.stage` have for them. The
 # stem of each file is the name of its run, and of its records.
 STAGES = {"00": stack.FIRST, "01": stack.LAST, "02": stack.DDP}
@@ -52,8 +53,8 @@ class Run:
     @property
     def epochs(self) -> int | None:
         """How many its options ask for; None where that is left to its script."""
-        words = list(self.options)
-        return int(words[words.index("--epochs") + 1]) if "--epochs" in words else None
+        value = option_value("--epochs", self.options)
+        return int(value) if value else None
 
     def replace(self, **changes) -> "Run":
         """Returns a copy with changes."""
@@ -70,9 +71,10 @@ def published() -> dict[str, stack.Published]:
     02, by the scripts' names. Raises StackError."""
     plain = published_source()["baseline"]
     first = stack.Published(float(plain["tok_per_sec"]), float(plain["reserved_gb"]), 1)
-    ladder = {patch.name: patch.published for patch in stack.load() if patch.published}
-    *_, last, ddp = ladder.values()
-    return {"00": first, **ladder, "01": last, "02": ddp}
+    by_patch = {patch.name: patch.published for patch in stack.load() if patch.published}
+    # That of the last technique which has one is that of 01 as a whole.
+    last = [name for name in by_patch if name != "ddp"][-1]
+    return {"00": first, **by_patch, "01": by_patch[last], "02": by_patch["ddp"]}
 
 
 @cache
@@ -381,7 +383,7 @@ def variant_run(choice: Choice, options: list[str], reference: Run) -> Run:
 def at_dropout_of(options: list[str], base: Run) -> Run:
     """Returns `base`, without dropout if the options of a variant switch it off: that alone would
     make the variant faster."""
-    if not re.search(r"--dropout[ =]0(\.0*)?(?!\S)", " ".join(options)):
+    if not re.fullmatch(r"0(\.0*)?", option_value("--dropout", options) or ""):
         return base
     return base.replace(
         name=f"{base.name}-dropout-0",

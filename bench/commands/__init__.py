@@ -1,5 +1,6 @@
-"""Commands that measure nothing: they answer from what is stored, look at this machine, or watch
-somebody's script. Each is a subcommand of measure.py by being here."""
+"""Commands that aren't studies: they answer from what is stored, look at this machine, watch
+somebody's script, or measure studies for a page. Each is a subcommand of measure.py by being here.
+"""
 
 from bench.measure.plan import Setup
 from bench.subcommands import Subcommand

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from bench.catalogue import Run
+from bench.catalogue import GPUS, Run
 from bench.commands import Command
 from bench.common import has_option
 from bench.measure.plan import Setup
@@ -45,8 +45,7 @@ OUTSIDE = (
 )
 ON_SEVERAL = (
     "A step on several GPUs takes at least as long as on one: communication takes no time"
-    " here. Weights and states that ranks share are traced as on"
-    f" {reference.GPUS}."
+    f" here. Weights and states that ranks share are traced as on {GPUS}."
 )
 
 
@@ -236,7 +235,7 @@ def chosen(setup: Setup, gpus: int) -> list[Run]:
     UserError, StackError."""
     scripts, args = setup.scripts, setup.args
     names = ["00", "01", "02"] if gpus else ["00", "01"]
-    gpus = gpus or reference.GPUS
+    gpus = gpus or GPUS
     runs = [scripts.stage(name, gpus) for name in names]
     if args.techniques:
         runs = scripts.select(args.techniques, scripts.ladder(gpus))

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from bench.catalogue import FLOAT16, STAGES, Run
+from bench.catalogue import FLOAT16, GPUS, STAGES, Run
 from bench.predict import reference
 from bench.predict.store import BATCHES, OTHERS, Prediction
 from bench.report.technique_pages import prose_of
@@ -21,16 +21,16 @@ def choices() -> dict[str, Run]:
     scripts = reference.scripts()
     runs = {
         scripts.canonical(run.script): run.replace(label=f"{run.number} {run.technique}")
-        for run in scripts.ladder(reference.GPUS)
+        for run in scripts.ladder(GPUS)
     }
     labels = {
         "00": "00, the baseline",
         "01": f"01, all {runs['01'].number} techniques",
-        "02": f"02, on {reference.GPUS} GPUs",
+        "02": f"02, on {GPUS} GPUs",
     }
     runs |= {name: runs[name].replace(label=label) for name, label in labels.items()}
     runs |= {run.label: run for run in reference.variants() if run.script not in STAGES}
-    run = scripts.float16(scripts.stage("02", reference.GPUS))
+    run = scripts.float16(scripts.stage("02", GPUS))
     return runs | {str(run.script): run.replace(published=None)}
 
 
