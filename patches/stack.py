@@ -171,6 +171,12 @@ class Patch:
         names = f"--- a/{file_of(base)}\n+++ b/{file_of(base)}\n"
         self.hunks = parse_hunks(file, diff.removeprefix(names.encode()))
 
+    @property
+    def prose(self) -> str:
+        """The first paragraph behind the header's fields, which says what a reader needs."""
+        _, paragraph, *_ = self.header.decode().split("\n\n")
+        return " ".join(paragraph.split())
+
     def excludes(self, other: "Patch") -> bool:
         """Returns whether its header says that a script can't have both."""
         excluded = self.fields.get("Excludes", "").split(", ")

@@ -471,7 +471,7 @@ def test_the_pages_are_what_the_command_writes():
     blocks = set()
     for path in readme.PAGES:
         text = path.read_bytes().decode()
-        blocks |= {block[2] for block in readme.BLOCK.finditer(text)}
+        blocks |= {block["name"] for block in readme.BLOCK.finditer(text)}
         assert update(text, readme.SHOWN) == text, path.name
     assert readme.BLOCKS.keys() | readme.BLOCKS_OF_MACHINES.keys() <= blocks
     assert all({"Use", "Limits"} <= patch.fields.keys() for patch in stack.load())
@@ -794,6 +794,12 @@ def test_update_writes_what_stands_between_markers(tmp_path):
 def test_markers_that_do_not_serve(tmp_path, text, error):
     with pytest.raises(UserError, match=error):
         update(text, tmp_path)
+
+
+def test_a_variant_without_a_purpose_is_named():
+    *known, last = stack.load_variants()
+    with pytest.raises(stack.StackError, match=f"PURPOSES .* differ in {last.name}$"):
+        technique_pages.by_purpose(known)
 
 
 def test_write_readme(tmp_path, monkeypatch):

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from bench.catalogue import FLOAT16, GPUS, STAGES, Run
 from bench.predict import reference
 from bench.predict.store import BATCHES, OTHERS, Prediction
-from bench.report.technique_pages import prose_of
 from gpt_speed.cards import CARDS, Card
 from patches import stack
 
@@ -157,7 +156,7 @@ def prose_by_patch(labels: Iterable[str]) -> dict[str, str]:
     """Returns what a reader needs of each patch that scripts with such labels are of."""
     names = {label.split()[0] for label in labels}
     patches = [*stack.load(), *stack.load_variants()]
-    return {patch.name: prose_of(patch) for patch in patches if patch.name in names}
+    return {patch.name: patch.prose for patch in patches if patch.name in names}
 
 
 def trainable_cards() -> list[tuple[str, Card]]:
