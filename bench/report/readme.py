@@ -160,7 +160,12 @@ def update(text: str, machine: Path, studies: dict) -> str:
         if not block["end"]:
             raise UserError(f"{block['opening'].strip()} has no <!-- end -->")
         folder = REFERENCE / block["machine"] if block["machine"] else machine
-        content = block_text(block["name"], folder, tables_in)
+        name = block["name"]
+        content = block_text(name, folder) or tables_in(folder).get(name, "")
+        if not content.strip():
+            raise UserError(f"there is no table {name} in {relative(folder)}")
+        if not content.startswith("|"):
+            content = f"\n{content}\n"
         return f"{block['opening']}{content}{block['end']}"
 
     return with_figures(BLOCK.sub(write, text))
@@ -176,19 +181,15 @@ def tables_of_studies(studies: dict, folder: Path) -> dict[str, str]:
     }
 
 
-def block_text(name: str, machine: Path, tables_in: Callable[[Path], dict[str, str]]) -> str:
-    """Returns what stands between markers of a name, from a machine's folder, whose studies' tables
-    are `tables_in` it. Raises UserError where there is nothing."""
+def block_text(name: str, machine: Path) -> str:
+    """Returns what stands between such markers; "" where the name is a study's."""
     if name in BLOCKS:
         content = BLOCKS[name]()
     elif name in BLOCKS_OF_MACHINES:
         content = BLOCKS_OF_MACHINES[name](machine)
     else:
-        content = tables_in(machine).get(name, "")
-    text = markdown(content) if isinstance(content, Table) else content
-    if not text.strip():
-        raise UserError(f"there is no table {name} in {relative(machine)}")
-    return text if text.startswith("|") else f"\n{text}\n"
+        return ""
+    return markdown(content) if isinstance(content, Table) else content
 
 
 def measured_when(machine: Path) -> str:
