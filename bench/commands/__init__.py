@@ -9,9 +9,6 @@ from bench.subcommands import Subcommand
 class Command(Subcommand):
     """A subcommand that isn't a study."""
 
-    needs_machine = False  # whether its setup has to describe this machine
-    measures = False  # whether nothing else may measure here at the same time
-
     def run(self, setup: Setup) -> int:
         """Prints the answer; returns the exit code. Raises what measure.main prints."""
         print(self.answer(setup))

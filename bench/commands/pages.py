@@ -28,7 +28,7 @@ class Report(Command):
     All studies but search and time-to-loss. Run it again to continue."""
 
     group = "start here"
-    needs_machine = measures = True
+    needs_machine = True
 
     def options(self, parser):
         parser.add_argument(
@@ -55,6 +55,9 @@ class Report(Command):
             metavar="0,5-8",
             help="which techniques, for ladder and leave-one-out (default: all)",
         )
+
+    def measures(self, args):
+        return True
 
     def run(self, setup):
         """Returns the exit code: 1 if something failed."""
