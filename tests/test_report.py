@@ -475,6 +475,7 @@ def test_the_pages_are_what_the_command_writes():
         assert update(text, readme.SHOWN) == text, path.name
     assert readme.BLOCKS.keys() | readme.BLOCKS_OF_MACHINES.keys() <= blocks
     assert all({"Use", "Limits"} <= patch.fields.keys() for patch in stack.load())
+    assert readme.EFFECTS.keys() <= {patch.name for patch in stack.load()}
 
 
 # ---- README's figures --------------------------------------------------------------------------
