@@ -5,18 +5,19 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.common import REFERENCE, has_option, trained_in
+from bench.common import REFERENCE, has_option, option_value, trained_in
 from gpt_speed.common import UserError, counted
 from patches import stack
 
 EPOCHS = 15  # of the published experiment
+GPUS = 4  # that 02 was published on, and is predicted for
 # The three scripts, by the names that `Run.script` and `Run.stage` have for them. The
 # stem of each file is the name of its run, and of its records.
 STAGES = {"00": stack.FIRST, "01": stack.LAST, "02": stack.DDP}
@@ -52,8 +53,8 @@ class Run:
     @property
     def epochs(self) -> int | None:
         """How many its options ask for; None where that is left to its script."""
-        words = list(self.options)
-        return int(words[words.index("--epochs") + 1]) if "--epochs" in words else None
+        value = option_value("--epochs", self.options)
+        return int(value) if value else None
 
     def replace(self, **changes) -> "Run":
         """Returns a copy with changes."""
@@ -70,9 +71,10 @@ def published() -> dict[str, stack.Published]:
     02, by the scripts' names. Raises StackError."""
     plain = published_source()["baseline"]
     first = stack.Published(float(plain["tok_per_sec"]), float(plain["reserved_gb"]), 1)
-    ladder = {patch.name: patch.published for patch in stack.load() if patch.published}
-    *_, last, ddp = ladder.values()
-    return {"00": first, **ladder, "01": last, "02": ddp}
+    by_patch = {patch.name: patch.published for patch in stack.load() if patch.published}
+    # That of the last technique which has one is that of 01 as a whole.
+    last = [name for name in by_patch if name != "ddp"][-1]
+    return {"00": first, **by_patch, "01": by_patch[last], "02": by_patch["ddp"]}
 
 
 @cache
@@ -129,11 +131,26 @@ class Recipe:
 
 
 class Choice(NamedTuple):
-    """A variant, or several joined by +, and the options that were typed behind it."""
+    """A variant, or several joined by +, with options."""
 
     script: str
     patches: list[stack.Patch]
-    options: list[str]
+    options: list[str]  # that were typed behind it, or that it is measured with
+    needs: str = ""  # what it can't do without, as a patch's header says it
+
+    @property
+    def label(self) -> str:
+        return " ".join([self.script, *self.options])
+
+    @property
+    def spelling(self) -> tuple[frozenset[str], frozenset[str]]:
+        """What two spellings of one choice have in common: the set of its variants and that of its
+        options, with or without "="."""
+        options = re.split(r" (?=--)", " ".join(self.options))
+        return (
+            frozenset(Recipe.of(self.script).parts),
+            frozenset(re.sub(r"^(--[\w-]+)=", r"\1 ", option) for option in options),
+        )
 
 
 class Scripts:
@@ -269,14 +286,15 @@ class Scripts:
         `base` without dropout. Raises UserError, StackError."""
         base = as_baseline(base, machine)
         runs: list[Run] = []
-        for choice in parse_names(names, base, group):
-            for options, needs in self.options_of(choice):
-                reference = at_dropout_of(options, base)
-                if reference not in (base, *runs):
-                    runs.append(reference)
-                error = base.error or lacking(needs, machine)
-                runs.append(variant_run(choice, options, reference).replace(error=error))
-        return without_doubles(runs)
+        choices = chain.from_iterable(map(self.with_options, parse_names(names, base, group)))
+        for choice in once_each(choices):
+            reference = at_dropout_of(choice.options, base)
+            if reference not in (base, *runs):
+                runs.append(reference)
+            error = base.error or lacking(choice.needs, machine)
+            runs.append(variant_run(choice, reference).replace(error=error))
+        check_names(runs)
+        return runs
 
     def with_variants(
         self, base: Run, machine: dict, group: str | None = None, names: str | None = None
@@ -284,15 +302,19 @@ class Scripts:
         """Returns `base` and its variants(), as they are measured together."""
         return [as_baseline(base, machine), *self.variants(base, machine, group, names)]
 
-    def options_of(self, choice: Choice) -> list[tuple[list[str], str]]:
-        """Returns each set of options that a choice is measured with, and what that needs. Raises
-        StackError where joined variants don't go together."""
+    def with_options(self, choice: Choice) -> list[Choice]:
+        """Returns a choice with each set of options that it is measured with, or with those that
+        were typed. Raises StackError where joined variants don't go together."""
         if not choice.options and len(choice.patches) == 1:
-            return choice.patches[0].option_sets
+            (patch,) = choice.patches
+            return [
+                choice._replace(options=options, needs=needs)
+                for options, needs in patch.option_sets
+            ]
         self.text(choice.script)  # raises where they don't go together
         options, needs = zip(*(patch.option_sets[0] for patch in choice.patches), strict=True)
         joined = choice.options or [*chain.from_iterable(options)]
-        return [(joined, ", ".join(filter(None, needs)))]
+        return [choice._replace(options=joined, needs=", ".join(filter(None, needs)))]
 
 
 def chained(runs: list[Run]) -> list[Run]:
@@ -378,14 +400,14 @@ def as_baseline(base: Run, machine: dict) -> Run:
     return base.replace(published=None, loss=None, error=error)
 
 
-def variant_run(choice: Choice, options: list[str], reference: Run) -> Run:
-    """Returns the run of a choice with such options, compared to `reference`, 01 or 02."""
-    words = re.findall(r"\w[\w.-]*", " ".join(options))
+def variant_run(choice: Choice, reference: Run) -> Run:
+    """Returns the run of a choice, compared to `reference`, 01 or 02."""
+    words = re.findall(r"\w[\w.-]*", " ".join(choice.options))
     return reference.replace(
         name="-".join(["variant", choice.script, *words]),
-        label=" ".join([choice.script, *options]),
+        label=choice.label,
         script=choice.script,
-        options=tuple(options),
+        options=tuple(choice.options),
         technique=", ".join(patch.fields["Technique"] for patch in choice.patches),
         loss=max(map(effect_on_loss, choice.patches), key=LOSSES.index),
         compared_to=reference.name,
@@ -396,7 +418,7 @@ def variant_run(choice: Choice, options: list[str], reference: Run) -> Run:
 def at_dropout_of(options: list[str], base: Run) -> Run:
     """Returns `base`, without dropout if the options of a variant switch it off: that alone would
     make the variant faster."""
-    if not re.search(r"--dropout[ =]0(\.0*)?(?!\S)", " ".join(options)):
+    if not re.fullmatch(r"0(\.0*)?", option_value("--dropout", options) or ""):
         return base
     return base.replace(
         name=f"{base.name}-dropout-0",
@@ -407,38 +429,33 @@ def at_dropout_of(options: list[str], base: Run) -> Run:
     )
 
 
-def without_doubles(runs: list[Run]) -> list[Run]:
-    """Returns each run once: of two spellings the first, and a line says so. Raises UserError where
-    two runs would have one name, since in a journal the second would replace the first."""
-    kept: dict[tuple, Run] = {}
-    names: dict[str, Run] = {}
+def once_each(choices: Iterable[Choice]) -> list[Choice]:
+    """Returns of two spellings of one choice the first, and prints that there are two."""
+    first_of: dict[tuple, Choice] = {}
+    for choice in choices:
+        first = first_of.setdefault(choice.spelling, choice)
+        if first is not choice:
+            labels = dict.fromkeys((first.label, choice.label))
+            print(f"asked for twice, and taken once: {in_brackets(*labels)}", file=sys.stderr)
+    return list(first_of.values())
+
+
+def in_brackets(label: str, *others: str) -> str:
+    return f"{label} ({', '.join(others)})" if others else label
+
+
+def check_names(runs: list[Run]) -> None:
+    """Raises UserError where two runs have one name: in a journal the second would replace the
+    first."""
+    by_name: dict[str, Run] = {}
     for run in runs:
-        first = kept.setdefault(spelling_of(run), run)
-        if first is not run:
-            print(f"asked for twice, and taken once: {both_labels(first, run)}", file=sys.stderr)
-            continue
-        other = names.setdefault(run.name, run)
+        other = by_name.setdefault(run.name, run)
         if other is not run:
             raise UserError(
                 f"{other.label} and {run.label} would both be called {run.name}: ask"
                 " for one at a time",
                 2,
             )
-    return list(kept.values())
-
-
-def spelling_of(run: Run) -> tuple[frozenset[str], frozenset[str]]:
-    """Returns what two spellings of one run have in common: the set of its script's variants and
-    that of its options, with or without "="."""
-    options = re.split(r" (?=--)", " ".join(run.options))
-    return (
-        frozenset(Recipe.of(str(run.script)).parts),
-        frozenset(re.sub(r"^(--[\w-]+)=", r"\1 ", option) for option in options),
-    )
-
-
-def both_labels(first: Run, other: Run) -> str:
-    return first.label if first.label == other.label else f"{first.label} ({other.label})"
 
 
 def in_float16(machine: dict, options: list[str]) -> bool:

@@ -1,7 +1,6 @@
 """measure.py's command line: a subcommand for each study and each command."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,13 +8,10 @@ from pathlib import Path
 from bench import commands
 from bench.catalogue import Scripts
 from bench.commands import Command
-from bench.common import ROOT, relative
+from bench.common import ROOT
 from bench.measure import machine
-from bench.measure.journal import journal_of, measuring
+from bench.measure.journal import measuring
 from bench.measure.plan import Setup
-from bench.measure.run import Resume, dry_run, run_study
-from bench.predict.batches import batches_that_fit
-from bench.report.tables import text_of
 from bench.studies import Study, all_studies
 from bench.subcommands import GROUPS, Subcommand, all_in, positive
 
@@ -117,28 +113,6 @@ def add_measuring_options(parser: argparse.ArgumentParser, study: Study) -> None
 def run(args: argparse.Namespace, options: list[str]) -> int:
     """Runs a subcommand; returns its exit code. Raises UserError, StackError, OSError."""
     subcommand = args.subcommand
-    is_study = isinstance(subcommand, Study)
-    measures = not args.dry_run if is_study else subcommand.measures
-    with measuring(args.results_dir) if measures else nullcontext():
-        here = machine.describe_here() if is_study or subcommand.needs_machine else {}
-        setup = Setup(here, Scripts(), args.data, args.results_dir, args, options)
-        return measure(subcommand, setup) if is_study else subcommand.run(setup)
-
-
-def measure(study: Study, setup: Setup) -> int:
-    """Measures a study, unless only a dry run is wanted; returns the exit code: 1 if a run failed.
-    Raises as `run`."""
-    args = setup.args
-    if setup.machine.get("gpu_needs"):
-        print(f"missing: {setup.machine['gpu_needs']}", file=sys.stderr)
-    if not args.resume:
-        setup.batches = batches_that_fit(setup, composed=False)
-    resume = Resume.REQUIRED if args.resume else Resume.NEVER
-    if args.dry_run:
-        dry_run(study, setup, args.rounds, resume)
-        return 0
-    _, plans = run_study(study, setup, args.rounds, resume)
-    for measured in plans:
-        print(f"\n{text_of(study, measured)}")
-    print(relative(journal_of(setup.results, study.name)))
-    return int(any(map(study.has_failed, plans)))
+    with measuring(args.results_dir) if subcommand.measures(args) else nullcontext():
+        here = machine.describe_here() if subcommand.needs_machine else {}
+        return subcommand.run(Setup(here, Scripts(), args.data, args.results_dir, args, options))

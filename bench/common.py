@@ -21,6 +21,16 @@ REFERENCE = ROOT / "results" / "reference"
 BOOK_TOKENS = 414_009  # of the book to train on: 404 windows of 1,024
 # What well-formed JSON with the wrong content can raise, somewhere on its way to a page.
 DAMAGE = LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError
+# What a short name of a machine leaves out of the name that the machine gives itself.
+LEFT_OUT = (
+    r"\((R|TM)\)",
+    r"( CPU)? @.*$",  # the clock rate
+    r" Processor$",
+    r"^NVIDIA (GeForce )?",
+    r" \d+GB HBM\w+$",
+    r" \d+GB(?= PCIe$)",
+    r"-\d+GB$",
+)
 ELSEWHERE = (
     "for a new report, name another folder: make report RESULTS=FOLDER, or --results-dir FOLDER"
 )
@@ -38,15 +48,18 @@ def has_option(name: str, options: Iterable[str]) -> bool:
     return any(option.split("=")[0] == name for option in options)
 
 
+def option_value(name: str, options: Iterable[str]) -> str | None:
+    """Returns the value of an option, the last one if it is repeated, written `--name value` or
+    `--name=value`; None without it."""
+    values = re.findall(rf"(?<!\S){re.escape(name)}[ =](\S+)", " ".join(options))
+    return values[-1] if values else None
+
+
 def short_name(machine: dict) -> str:
     """Returns a machine's name as pictures show it: "H100", "T4 (float32)"."""
-    name = re.sub(
-        r"\((R|TM)\)|( Processor)?(( CPU)? @.*)?$|^NVIDIA (GeForce )?|"
-        r" \d+GB( HBM\w+$|(?= PCIe$))|-\d+GB$",
-        "",
-        machine["name"],
-        flags=re.IGNORECASE,
-    )
+    name = machine["name"]
+    for part in LEFT_OUT:
+        name = re.sub(part, "", name, flags=re.IGNORECASE)
     return name if trained_in(machine) == "bfloat16" else f"{name} ({trained_in(machine)})"
 
 

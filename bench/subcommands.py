@@ -17,6 +17,7 @@ class Subcommand:
     """A study or a command, which its docstring describes, in --help too."""
 
     group = ""  # one of GROUPS
+    needs_machine = False  # whether its setup has to describe this machine
 
     @property
     def name(self) -> str:
@@ -25,6 +26,10 @@ class Subcommand:
 
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Adds its own command-line options."""
+
+    def measures(self, args: argparse.Namespace) -> bool:
+        """Returns whether nothing else may measure here at the same time."""
+        return False
 
 
 def all_in(package: ModuleType, kind: type[T]) -> list[T]:

@@ -207,6 +207,12 @@ class Patch:
             option_sets.append((options.split(), needs or self.fields.get("Needs", "")))
         return option_sets
 
+    @property
+    def prose(self) -> str:
+        """The first paragraph behind the header's fields, which says what a reader needs."""
+        _, paragraph, *_ = self.header.decode().split("\n\n")
+        return " ".join(paragraph.split())
+
     def excludes(self, other: "Patch") -> bool:
         """Returns whether its header says that a script can't have both."""
         excluded = self.fields.get("Excludes", "").split(", ")

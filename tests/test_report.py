@@ -298,7 +298,10 @@ def test_the_first_line_of_a_page(tmp_path):
 
     def stages_of(folder: Path, day: str, *speeds: float) -> None:
         plan = plan_of("00_orig", "01_opt_single_gpu")
-        plan.runs = [run.replace(stage=run.name[:2], published=100.0) for run in plan.runs]
+        plan.runs = [
+            run.replace(stage=run.name[:2], label=run.name[:2], published=100.0)
+            for run in plan.runs
+        ]
         write_journal(
             folder,
             f"stages{day}",
@@ -310,7 +313,7 @@ def test_the_first_line_of_a_page(tmp_path):
         )
 
     stages_of(tmp_path, "", 450.0)
-    assert "01_opt_single_gpu trains **450 tok/sec, 4.50 times** 00's 100" in headline(tmp_path)
+    assert "01 trains **450 tok/sec, 4.50 times** 00's 100 (published, " in headline(tmp_path)
     assert "measurements" not in headline(tmp_path)
     for last, leads in ((10, False), (13, True)):  # the tenth is the last that was published
         plan = plan_of("00_orig", "06", "13")
@@ -478,10 +481,11 @@ def test_the_pages_are_what_the_command_writes():
     blocks = set()
     for path in readme.PAGES:
         text = path.read_bytes().decode()
-        blocks |= {block[2] for block in readme.BLOCK.finditer(text)}
+        blocks |= {block["name"] for block in readme.BLOCK.finditer(text)}
         assert update(text, readme.SHOWN) == text, path.name
     assert readme.BLOCKS.keys() | readme.BLOCKS_OF_MACHINES.keys() <= blocks
     assert all({"Use", "Limits"} <= patch.fields.keys() for patch in stack.load())
+    assert readme.EFFECTS.keys() <= {patch.name for patch in stack.load()}
 
 
 # ---- README's figures --------------------------------------------------------------------------
@@ -821,6 +825,12 @@ def test_markers_that_do_not_serve(tmp_path, text, error):
         update(text, tmp_path)
 
 
+def test_a_variant_without_a_purpose_is_named():
+    *known, last = stack.load_variants()
+    with pytest.raises(stack.StackError, match=f"PURPOSES .* differ in {last.name}$"):
+        technique_pages.by_purpose(known)
+
+
 def test_write_readme(tmp_path, monkeypatch):
     path = tmp_path / "README.md"
     for name, value in dict(PAGES=[path], SHOWN=tmp_path, PICTURE=tmp_path / "a.png").items():
@@ -851,11 +861,13 @@ def plot(capsys):
 @pytest.mark.parametrize(
     ("rounds", "says"), [(1, "; single runs, no significance."), (2, "; 2 runs each.")]
 )
+@pytest.mark.parametrize("published", [100.0, None])
 @pytest.mark.parametrize("study", ["stages", "ladder"])
-def test_single_runs_say_so(tmp_path, study, rounds, says):
+def test_single_runs_say_so(tmp_path, study, published, rounds, says):
+    """Also where nothing is published to stand beside them."""
     plan = plan_of("a", "b", rounds=rounds)
     plan.runs = [
-        run.replace(stage=f"0{k}" if study == "stages" else None, published=100.0)
+        run.replace(stage=f"0{k}" if study == "stages" else None, published=published)
         for k, run in enumerate(plan.runs)
     ]
     write_journal(
@@ -865,6 +877,7 @@ def test_single_runs_say_so(tmp_path, study, rounds, says):
         [run for name in "ab" for run in rounds_of(name, *range(100, 100 + rounds))],
     )
     assert headline(tmp_path).endswith(says)
+    assert ("published" in headline(tmp_path)) is bool(study == "stages" and published)
 
 
 def test_plot_results(tmp_path):

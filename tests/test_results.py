@@ -3,6 +3,8 @@
 import errno
 import os
 from argparse import Namespace
+from contextlib import redirect_stdout
+from io import StringIO
 
 import pytest
 from made_up import (
@@ -106,7 +108,10 @@ def results(tmp_path, monkeypatch):
 def packed(folder, name: str) -> str:
     setup = setup_of(folder)
     setup.args.name = name
-    return Pack().answer(setup)
+    output = StringIO()
+    with redirect_stdout(output):
+        assert Pack().run(setup) == 0
+    return output.getvalue()
 
 
 def test_a_complete_folder_is_packed(results, tmp_path):

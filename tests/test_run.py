@@ -1227,7 +1227,7 @@ def test_a_study_fits_its_runs(gpu, capsys):
 @pytest.mark.parametrize(
     ("old", "free", "batches"), [(False, 24_100, (4, 16)), (True, 14_900, (2, 8))]
 )
-def test_what_make_bench_asks(gpu, monkeypatch, tmp_path, old, free, batches):
+def test_what_make_bench_asks(gpu, monkeypatch, tmp_path, capsys, old, free, batches):
     """On a GPU without bfloat16 units 01 and 02 are composed, in build/; as large as that script
     may be, by the committed prediction."""
     monkeypatch.setattr("bench.commands.doctor.BUILD", tmp_path / "build")
@@ -1236,7 +1236,8 @@ def test_what_make_bench_asks(gpu, monkeypatch, tmp_path, old, free, batches):
         gpu.setup.machine = gpu.setup.machine | FLOAT32 | dict(capability="7.5")
     for stage in ("00", "01", "02"):
         gpu.setup.args = SimpleNamespace(stage=stage)
-        script, *words = shlex.split(Fits().answer(gpu.setup))
+        assert Fits().run(gpu.setup) == 0
+        script, *words = shlex.split(capsys.readouterr().out)
         assert words[-2:] == ["--batch-size", str(batches[stage != "00"])]
         composed = old and stage != "00"
         assert script.endswith("-precision-fp16.py") is composed

@@ -1,5 +1,6 @@
-"""Commands that measure nothing: they answer from what is stored, look at this machine, or watch
-somebody's script. Each is a subcommand of measure.py by being here."""
+"""Commands that aren't studies: they answer from what is stored, look at this machine, watch
+somebody's script, or measure studies for a page. Each is a subcommand of measure.py by being here.
+"""
 
 from bench.measure.plan import Setup
 from bench.subcommands import Subcommand
@@ -7,9 +8,6 @@ from bench.subcommands import Subcommand
 
 class Command(Subcommand):
     """A subcommand that isn't a study."""
-
-    needs_machine = False  # whether its setup has to describe this machine
-    measures = False  # whether nothing else may measure here at the same time
 
     def run(self, setup: Setup) -> int:
         """Prints the answer; returns the exit code. Raises what measure.main prints."""

@@ -9,7 +9,7 @@ from bench.commands import Command
 from bench.common import BUILD, other_text, relative, tokens_in, trained_in, write_whole
 from bench.measure.environment import missing_here
 from bench.measure.plan import Setup
-from bench.predict.batches import batches_that_fit
+from bench.predict.batches import OF_00, OF_01, batches_that_fit
 from gpt_speed.common import UserError
 
 
@@ -70,23 +70,27 @@ class Fits(Command):
     def options(self, parser):
         parser.add_argument("stage", choices=list(STAGES), help="which of the three scripts")
 
-    def answer(self, setup):
+    def run(self, setup):
+        """Prints the command line of the script, which is written first if it is composed."""
         stage, machine = setup.args.stage, setup.machine
         if machine.get("gpu_needs") and stage == "00":
             print(f"missing: {machine['gpu_needs']}", file=sys.stderr)
-        batch = batches_that_fit(setup, composed=True).get("8" if stage == "00" else "32")
+        batches = batches_that_fit(setup, composed=True)
         run = setup.scripts.for_machine(stage, machine, setup.options)
-        words = [STAGES[stage]] if run.script == stage else composed_command(run, setup)
-        if batch:
-            words += ["--batch-size", str(batch)]
-        return " ".join(words)
+        words = [STAGES[stage]]
+        if run.script != stage:
+            script = write_composed(run, setup)
+            words = [script, "--data", setup.data, "--results-dir", setup.results]
+        if batches:
+            words += ["--batch-size", batches[OF_00 if stage == "00" else OF_01]]
+        print(" ".join(map(relative, words)))
+        return 0
 
 
-def composed_command(run: Run, setup: Setup) -> list[str]:
-    """Writes a composed script to build/, and says so; returns its command line there."""
+def write_composed(run: Run, setup: Setup) -> Path:
+    """Writes a composed script to build/, and says so; returns its file."""
     path = BUILD / f"{run.name}.py"
     write_whole(path, setup.scripts.text(run.script))
     reason = setup.machine["dtype_reason"].partition(";")[0]
     print(f"{run.label}, as {relative(path)}: {reason}", file=sys.stderr)
-    folders = ["--data", relative(setup.data), "--results-dir", relative(setup.results)]
-    return [relative(path), *folders]
+    return path

@@ -28,7 +28,7 @@ class Report(Command):
     All studies but search and time-to-loss. Run it again to continue."""
 
     group = "start here"
-    needs_machine = measures = True
+    needs_machine = True
 
     def options(self, parser):
         parser.add_argument(
@@ -52,17 +52,12 @@ class Report(Command):
         )
         add_techniques(parser, "which techniques, for ladder and leave-one-out (default: all)")
 
+    def measures(self, args):
+        return True
+
     def run(self, setup):
         """Returns the exit code: 1 if something failed."""
-        return make_report(jobs_of(setup), setup)
-
-
-def jobs_of(setup: Setup) -> list[tuple[Study, Setup]]:
-    """Returns (study, its own setup) in the order of the report. Raises UserError."""
-    studies = studies_to_measure(setup.args.studies)
-    return [
-        (study, setup_for(study, line, setup)) for study in studies for line in study.report_options
-    ]
+        return make_report(studies_to_measure(setup.args.studies), setup)
 
 
 def studies_to_measure(names: str) -> list[Study]:
@@ -78,6 +73,13 @@ def studies_to_measure(names: str) -> list[Study]:
         if name not in studies:
             raise UserError(f"--studies: {name!r} is none of {', '.join(studies)}", 2)
     return [study for name, study in studies.items() if name in chosen]
+
+
+def jobs_of(studies: list[Study], setup: Setup) -> list[tuple[Study, Setup]]:
+    """Returns (study, the setup with its own options), as often as the report measures each."""
+    return [
+        (study, setup_for(study, line, setup)) for study in studies for line in study.report_options
+    ]
 
 
 def setup_for(study: Study, line: str, setup: Setup) -> Setup:
@@ -101,7 +103,7 @@ class Progress:
         }
 
 
-def make_report(jobs: list[tuple[Study, Setup]], setup: Setup) -> int:
+def make_report(studies: list[Study], setup: Setup) -> int:
     """Measures as far as the minutes reach, then writes the page; returns the exit code.
     Raises UserError where nothing can be measured."""
     began = time.monotonic()
@@ -111,8 +113,7 @@ def make_report(jobs: list[tuple[Study, Setup]], setup: Setup) -> int:
     for thing in look["missing"]:
         print(f"missing: {thing}")
     batches = batches_that_fit(setup, composed=False)
-    for _, own in jobs:
-        own.matmul_peak, own.batches = look["matmul_peak"], batches
+    jobs = jobs_of(studies, replace(setup, matmul_peak=look["matmul_peak"], batches=batches))
     progress = Progress([study.name for study, _ in jobs])
     try:
         measure_studies(jobs, progress, deadline)

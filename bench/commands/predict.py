@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from bench.catalogue import Run
+from bench.catalogue import GPUS, Run
 from bench.commands import Command
 from bench.common import has_option
 from bench.measure.plan import Setup
@@ -45,8 +45,7 @@ OUTSIDE = (
 )
 ON_SEVERAL = (
     "A step on several GPUs takes at least as long as on one: communication takes no time"
-    " here. Weights and states that ranks share are traced as on"
-    f" {reference.GPUS}."
+    f" here. Weights and states that ranks share are traced as on {GPUS}."
 )
 
 
@@ -81,16 +80,26 @@ class Predict(Command):
         if any(has_option(name, setup.options) for name in ("--batch-size", "--model")):
             raise UserError("--batch-size and --model go before --", 2)
         if args.gpu.strip().lower() == "list":
-            return "\n".join(
-                f"{name}, {card.mib / 1024:.0f} GB: {', '.join(card.names)}"
-                for name, card in CARDS.items()
-            )
+            return list_of_cards()
         cards, gpus = cards_of(args)
         smallest = min(card.mib for card in cards.values()) - OTHERS
         if args.all:
-            programs = [program_of(setup.scripts, *pair) for pair in reference.wanted()]
-            return predict_all(programs, setup.results, smallest, args.retrace)
+            return trace_what_pages_show(setup, smallest)
         return answer_text(setup, forecasts(setup, cards, chosen(setup, gpus), smallest))
+
+
+def list_of_cards() -> str:
+    """Returns a line for each card: its memory, and the names that it goes by."""
+    return "\n".join(
+        f"{name}, {card.mib / 1024:.0f} GB: {', '.join(card.names)}" for name, card in CARDS.items()
+    )
+
+
+def trace_what_pages_show(setup: Setup, smallest: int) -> str:
+    """Stores the predictions that the pages show. Returns how many there are. Raises UserError,
+    StackError, OSError."""
+    programs = [program_of(setup.scripts, *pair) for pair in reference.wanted()]
+    return predict_all(programs, setup.results, smallest, setup.args.retrace)
 
 
 def add_gpu_options(parser: ArgumentParser) -> None:
@@ -199,20 +208,18 @@ def parse_gpus(text: str) -> tuple[int, str]:
 
 
 def check_own_card(args: Namespace, names: str) -> None:
-    """Raises UserError where a GPU is described by half, or named as well."""
-    has_half_a_speed = (args.bandwidth is None) != (args.tflops is None)
-    has_speed_alone = args.bandwidth and not args.memory
-    if has_half_a_speed or has_speed_alone:
+    """Raises UserError where a GPU is half described, or is named as well."""
+    has_part_of_a_speed = args.bandwidth or args.tflops
+    has_a_speed = args.memory and args.bandwidth and args.tflops
+    if has_part_of_a_speed and not has_a_speed:
         raise UserError("--bandwidth and --tflops tell a speed together, with --memory", 2)
-    if not args.memory:
-        return
-    if names not in ("", "all"):
+    if args.memory and names not in ("", "all"):
         raise UserError(
             "--memory describes a GPU of its own: leave --gpu out, or give the"
             " number of GPUs, --gpu 4x",
             2,
         )
-    if args.tokens and not args.tflops:
+    if args.memory and args.tokens and not has_a_speed:
         raise UserError("--tokens needs a speed: beside --memory, --bandwidth and --tflops", 2)
 
 
@@ -236,7 +243,7 @@ def chosen(setup: Setup, gpus: int) -> list[Run]:
     UserError, StackError."""
     scripts, args = setup.scripts, setup.args
     names = ["00", "01", "02"] if gpus else ["00", "01"]
-    gpus = gpus or reference.GPUS
+    gpus = gpus or GPUS
     runs = [scripts.stage(name, gpus) for name in names]
     if args.techniques:
         runs = scripts.select(args.techniques, scripts.ladder(gpus))

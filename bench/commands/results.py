@@ -134,28 +134,42 @@ class Pack(Command):
             help="the machine, such as rtx-4090: small letters, digits and hyphens",
         )
 
-    def answer(self, setup):
-        name, results = setup.args.name, setup.results
-        target = REFERENCE / name
-        if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
-            raise UserError(f"{name!r} isn't a name like rtx-4090", 2)
-        if target.exists():
-            raise UserError(f"{relative(target)} exists: nothing is overwritten")
+    def run(self, setup):
+        """Copies the results, and prints what is next. Raises UserError, OSError."""
+        results, target = setup.results, target_of(setup.args.name)
         with locked(results):
-            try:
-                missing = what_is_missing(results)
-                if missing:
-                    raise UserError(f"{relative(results)} isn't complete: {'; '.join(missing)}")
-                write_page(all_studies(), results, {})  # it may be older
-            except DAMAGE as error:
-                raise UserError(f"{relative(results)} is damaged: {error!r}")
+            write_complete_page(results)
             copy_results(results, target)
-        return (
+        print(
             f"{len([*target.iterdir()])} files in {relative(target)}\n"
             f"{more_rounds(results)}"
             "Now write its README.md (docs/results.md says what it has to state), and run"
             " python measure.py readme"
         )
+        return 0
+
+
+def target_of(name: str) -> Path:
+    """Returns the new folder of a machine's results. Raises UserError for a name that isn't one, or
+    that is taken."""
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
+        raise UserError(f"{name!r} isn't a name like rtx-4090", 2)
+    target = REFERENCE / name
+    if target.exists():
+        raise UserError(f"{relative(target)} exists: nothing is overwritten")
+    return target
+
+
+def write_complete_page(results: Path) -> None:
+    """Writes the page of a folder again, since it may be older than the journals. Raises UserError
+    where results are missing or damaged."""
+    try:
+        missing = what_is_missing(results)
+        if missing:
+            raise UserError(f"{relative(results)} isn't complete: {'; '.join(missing)}")
+        write_page(all_studies(), results, {})
+    except DAMAGE as error:
+        raise UserError(f"{relative(results)} is damaged: {error!r}")
 
 
 def copy_results(results: Path, target: Path) -> None:

@@ -1,6 +1,7 @@
 """Which batch sizes fit this machine's GPU, by prediction, if the published ones don't."""
 
 import sys
+from typing import NamedTuple
 
 from bench import processes
 from bench.catalogue import FLOAT16, in_float16
@@ -9,31 +10,45 @@ from bench.measure.plan import Setup
 from bench.predict.store import fitting, predict, program_of
 from gpt_speed.common import UserError
 
-PUBLISHED = {"8": "0", "32": "10-batch-size"}  # the first script with each size
+OF_00, OF_01 = "8", "32"  # the published batch sizes, as plans and journals have them
+PUBLISHED = {OF_00: "0", OF_01: "10-batch-size"}  # the first script with each size
 LOADED = 300  # MiB that kernels and libraries still take of what is free
 
 
+class Fit(NamedTuple):
+    """What fits a GPU."""
+
+    batches: dict[str, int]  # in place of the published batch sizes; none where those fit
+    note: str  # what people are told of it
+
+
 def batches_that_fit(setup: Setup, composed: bool) -> dict[str, int]:
-    """Returns the batch sizes that take the place of the published ones, by these, and prints
-    them. There are none where the published ones fit, where the options choose one, or
-    without a GPU. `composed`: 01 is composed with precision-fp16 where the GPU needs it."""
+    """Returns the batch sizes that take the place of the published ones, by these, and tells people
+    of them. `composed`: 01 is composed with precision-fp16 where the GPU needs it."""
+    batches, note = fit_of(setup, composed)
+    if note:
+        print(note, file=sys.stderr, flush=True)
+    return batches
+
+
+def fit_of(setup: Setup, composed: bool) -> Fit:
+    """Returns what fits this machine's GPU, by prediction. It isn't asked where there is no GPU, or
+    where the options choose a batch size."""
     if setup.device != "cuda" or has_option("--batch-size", setup.options):
-        return {}
+        return Fit({}, "")
     free = min(processes.ask_machine("free_memory"))
     try:
         batches = largest_batches(setup, free, composed)
     except UserError as error:
-        print(f"whether the published batch sizes fit isn't known: {error}", file=sys.stderr)
-        return {}
-    if all(batches[size] == int(size) for size in PUBLISHED):
-        return {}
-    print(
+        return Fit({}, f"whether the published batch sizes fit isn't known: {error}")
+    if all(batch == int(published) for published, batch in batches.items()):
+        return Fit({}, "")
+    changes = [f"{batch} in place of {published}" for published, batch in batches.items()]
+    return Fit(
+        batches,
         f"{free / 1024:.1f} GB of the GPU's memory can be used: by prediction, batch size"
-        f" {batches['8']} in place of 8, and {batches['32']} in place of 32",
-        file=sys.stderr,
-        flush=True,
+        f" {', and '.join(changes)}",
     )
-    return batches
 
 
 def largest_batches(setup: Setup, free: int, composed: bool) -> dict[str, int]:
@@ -45,7 +60,7 @@ def largest_batches(setup: Setup, free: int, composed: bool) -> dict[str, int]:
         program = program_of(setup.scripts, script, options)
         needs = predict(program, setup.results, smallest=free - LOADED).needs
         batches[size] = min(int(size), fitting(needs, free, others=LOADED) or 1)
-    batches["32"] = min(batches["32"], 4 * batches["8"])
+    batches[OF_01] = min(batches[OF_01], 4 * batches[OF_00])
     return batches
 
 
@@ -55,9 +70,12 @@ def scripts_to_fit(setup: Setup, composed: bool) -> dict[str, tuple[str, list[st
     model = [] if has_option("--model", options) else ["--model", "gpt2"]
     # 00 has nothing to compile.
     of_00 = [word for word in options if word not in ("--compile", "--no-compile")]
-    larger, dtype = PUBLISHED["32"], []
+    larger, dtype = PUBLISHED[OF_01], []
     if composed and in_float16(setup.machine, options):
         larger = FLOAT16
     elif trained_in(setup.machine) == "float32" and not has_option("--dtype", options):
         dtype = ["--dtype", "float32"]
-    return {"8": (PUBLISHED["8"], [*model, *of_00]), "32": (larger, [*model, *dtype, *options])}
+    return {
+        OF_00: (PUBLISHED[OF_00], [*model, *of_00]),
+        OF_01: (larger, [*model, *dtype, *options]),
+    }

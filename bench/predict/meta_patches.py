@@ -14,12 +14,15 @@ import torch
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-WORLD_SIZE = 4  # of 02; its memory depends on it only if ranks share states
+from bench.catalogue import GPUS
+
 # PyTorch's own functions, before anything replaces them.
 aten, functional = torch.ops.aten, torch.nn.functional
 real_autocast, real_compile = torch.autocast, torch.compile
 real_dropout, real_linear = functional.dropout, functional.linear
 real_foreach_devices = torch.utils._foreach_utils._get_foreach_kernels_supported_devices
+# What autocast has made of weights, until its end; by the tensor itself, which so stays alive.
+cast_weights: dict[torch.Tensor, torch.Tensor] = {}
 
 
 def is_meta(value) -> bool:
@@ -32,15 +35,16 @@ def storage_id(tensor: torch.Tensor) -> int:
 
 
 def begin_ranks() -> None:
-    """Starts the ranks of 02 as torchrun does; nothing is sent."""
+    """Starts the ranks of 02 as torchrun does; nothing is sent. How many there are matters to its
+    memory only if they share states."""
     os.environ |= dict(
         RANK="0",
         LOCAL_RANK="0",
-        WORLD_SIZE=str(WORLD_SIZE),
+        WORLD_SIZE=str(GPUS),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT="0",
     )
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD_SIZE)
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=GPUS)
 
 
 def attention(
@@ -65,31 +69,30 @@ def dropout(x, p=0.5, training=True, inplace=False):
 
 def linear(x, weight, bias=None):
     if is_meta(x) and torch.is_autocast_enabled("cpu"):
-        x, weight, bias = map(Autocast.cast, (x, weight, bias))
+        x, weight, bias = map(cast, (x, weight, bias))
     return real_linear(x, weight, bias)
+
+
+def cast(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """Returns a tensor in the type of autocast, which converts a weight once, until its end."""
+    if tensor is None or tensor.dtype != torch.float32:
+        return tensor
+    if tensor in cast_weights:
+        return cast_weights[tensor]
+    converted = tensor.to(torch.get_autocast_dtype("cpu"))
+    if tensor.is_leaf and tensor.requires_grad:
+        cast_weights[tensor] = converted
+    return converted
 
 
 class Autocast(real_autocast):
     """Replaces torch.autocast, which doesn't convert tensors without storage."""
 
-    weights: dict[int, torch.Tensor] = {}  # converted, until its end
-
     def __init__(self, device: str, dtype: torch.dtype):
         super().__init__("cpu", dtype)
 
-    @classmethod
-    def cast(cls, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        if tensor is None or tensor.dtype != torch.float32:
-            return tensor
-        if id(tensor) in cls.weights:
-            return cls.weights[id(tensor)]
-        new = tensor.to(torch.get_autocast_dtype("cpu"))
-        if tensor.is_leaf and tensor.requires_grad:
-            cls.weights[id(tensor)] = new
-        return new
-
     def __exit__(self, *error):
-        self.weights.clear()
+        cast_weights.clear()
         return super().__exit__(*error)
 
 

@@ -5,15 +5,14 @@ from functools import cache
 from pathlib import Path
 
 from bench.analysis.gains import Gain
-from bench.catalogue import Run, Scripts
+from bench.catalogue import GPUS, Run, Scripts
 from bench.common import REFERENCE
-from bench.predict.batches import PUBLISHED
+from bench.predict.batches import OF_01, PUBLISHED
 from bench.predict.store import NAME, OTHERS, Prediction, fitting, key_of, load
 from gpt_speed.cards import CARDS, Card
 from gpt_speed.common import UserError
 
 GPT2 = ["--model", "gpt2"]
-GPUS = 4  # of 02, as it was published
 WITHOUT_TENSOR_CORES = ["--dtype", "float32", "--no-compile"]  # 01, on a GPU before 7.0
 LARGER = "gpt2-medium", "gpt2-large", "gpt2-xl"
 # On an H100 01 reserved 15 % more than predicted without expandable segments, which Windows lacks;
@@ -54,7 +53,7 @@ def wanted() -> list[tuple[str | Path, list[str]]]:
     ]
     pairs += [(run.script, [*GPT2, *run.options]) for run in variants()]
     # For bench.predict.batches on a GPU without bfloat16 units.
-    return [*pairs, (PUBLISHED["32"], [*GPT2, "--dtype", "float32"])]
+    return [*pairs, (PUBLISHED[OF_01], [*GPT2, "--dtype", "float32"])]
 
 
 def variants() -> list[Run]:

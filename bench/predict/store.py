@@ -158,7 +158,10 @@ def predict(
     stored = None if retrace else load(program.key, results, REFERENCE)
     prediction = stored or traced(program)
     is_small = smallest is not None and smallest < prediction.needs[TRACED[0]].minimum
-    prediction = with_sizes(prediction, program, sizes_wanted(is_small, batch), batch)
+    missing = sorted(sizes_wanted(is_small, batch) - prediction.needs.keys())
+    if missing:
+        needs = prediction.needs | traced_needs(program, missing, batch)
+        prediction = prediction._replace(needs=dict(sorted(needs.items())))
     if prediction != stored and results.is_dir():  # a misspelt one isn't made for this alone
         save(results, program.key, prediction)
     return prediction
@@ -170,18 +173,14 @@ def sizes_wanted(is_small: bool, batch: int | None) -> set[int]:
     return sizes | {batch} if batch else sizes
 
 
-def with_sizes(
-    prediction: Prediction, program: Program, sizes: set[int], batch: int | None
-) -> Prediction:
-    """Adds the memory at those sizes that a prediction lacks. Raises UserError where the script
-    refuses `batch`; others, which nobody asked for, may be no multiple of --micro-batches."""
-    missing = sorted(sizes - prediction.needs.keys())
-    if not missing:
-        return prediction
-    optional = [size for size in missing if size != batch]
-    traces = run_traces(program.text, program.options, missing, optional)
-    needs = {size: memory_need(trace["events"]) for size, trace in traces.items()}
-    return prediction._replace(needs=dict(sorted((prediction.needs | needs).items())))
+def traced_needs(
+    program: Program, sizes: Sequence[int], batch: int | None
+) -> dict[int, MemoryNeed]:
+    """Returns the memory at each of the batch sizes. Raises UserError where the script refuses
+    `batch`; others, which nobody asked for, may be no multiple of --micro-batches."""
+    optional = [size for size in sizes if size != batch]
+    traces = run_traces(program.text, program.options, sizes, optional)
+    return {size: memory_need(trace["events"]) for size, trace in traces.items()}
 
 
 def predict_all(
@@ -250,8 +249,20 @@ def at_batch(batch: int, first: list[int], second: list[int]) -> list[int]:
 def run_traces(
     text: bytes, options: list[str], batches: Sequence[int], optional: Sequence[int] = ()
 ) -> dict[int, dict]:
-    """Traces a script in a process of its own. Returns what bench.predict.trace.trace() does, by
-    the batch size, without the `optional` ones that the script refuses. Raises UserError."""
+    """Returns what bench.predict.trace.trace() does of a script, by the batch size, without the
+    `optional` ones that the script refuses. Raises UserError."""
+    traces = {}
+    for batch, answer in zip(batches, answers_of_child(text, options, batches), strict=True):
+        if "trace" in answer:
+            traces[batch] = answer["trace"]
+        elif batch not in optional:
+            raise UserError(REFUSED + answer["error"])
+    return traces
+
+
+def answers_of_child(text: bytes, options: list[str], batches: Sequence[int]) -> list[dict]:
+    """Returns the answers of bench.predict.trace, in a process of its own, to each batch size.
+    Raises UserError."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "script.py")
         script.write_bytes(text)
@@ -267,13 +278,7 @@ def run_traces(
         )
     if code:
         raise UserError(REFUSED + processes.error_line(err))
-    traces = {}
-    for batch, answer in zip(batches, json.loads(out.splitlines()[-1]), strict=True):
-        if "trace" in answer:
-            traces[batch] = answer["trace"]
-        elif batch not in optional:
-            raise UserError(REFUSED + answer["error"])
-    return traces
+    return json.loads(out.splitlines()[-1])
 
 
 # ---- What is stored

@@ -24,10 +24,11 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from bench.catalogue import GPUS
 from bench.common import load_script
 from bench.predict import meta_patches
 from bench.predict.compiled import PYTORCH, compile_only_models
-from bench.predict.meta_patches import WORLD_SIZE, aten, is_meta, storage_id
+from bench.predict.meta_patches import aten, is_meta, storage_id
 from bench.processes import error_line
 from gpt_speed.counting import Kernel, bytes_of, kernel_of
 from gpt_speed.memory import WORKSPACE, round_up
@@ -220,19 +221,21 @@ class TracedRun:
 
 
 def configure(module, options: list[str], batch: int):
-    """Returns a script's Config for STEPS steps with an evaluation of one batch of each text after
-    the first and the last step; where the script may choose its type, that is bfloat16. Raises
-    ValueError for a step that is too large."""
+    """Returns a script's Config for what is traced: STEPS steps, and after the first and the last
+    one an evaluation of one batch of each text; where the script may choose its type, in bfloat16.
+    Raises ValueError for a step that is too large."""
     config = module.configure(["--device", "cpu", *options, "--batch-size", str(batch)])
-    if getattr(config, "dtype", None) == "auto":
-        config.dtype, config.dtype_reason = "bfloat16", "predicted"
-    config.max_steps, config.max_tokens, config.eval_freq = STEPS, None, 99
-    config.target_loss = -1
-    config.eval_windows = 8 * getattr(module, "WORLD_SIZE", 1)  # of which each rank has its share
-    config.device = torch.device("meta")
     tokens = tokens_of_step(config)
     if tokens > MOST_TOKENS:
         raise ValueError(f"a step of {tokens:,} tokens is too large: at most {MOST_TOKENS:,}")
+    config.device = torch.device("meta")
+    config.max_steps = STEPS
+    config.max_tokens = None
+    config.target_loss = -1  # is never reached
+    config.eval_freq = 99  # more than STEPS
+    config.eval_windows = 8 * getattr(module, "WORLD_SIZE", 1)  # of which each rank has its share
+    if getattr(config, "dtype", None) == "auto":
+        config.dtype, config.dtype_reason = "bfloat16", "predicted"
     return config
 
 
@@ -243,7 +246,7 @@ def tokens_of_step(config) -> int:
 
 def make_data(module, config):
     """Returns a script's Data: zeros for more steps than are made, which take no memory."""
-    tokens = 2 * STEPS * WORLD_SIZE * tokens_of_step(config)
+    tokens = 2 * STEPS * GPUS * tokens_of_step(config)
     windows = module.TokenWindows(np.broadcast_to(np.uint16(0), tokens + 1), config.context_length)
     return module.Data(meta={}, train=windows, val=windows, tokenizer=None)
 

@@ -5,10 +5,9 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from bench.catalogue import FLOAT16, STAGES, Run
+from bench.catalogue import FLOAT16, GPUS, STAGES, Run
 from bench.predict import reference
 from bench.predict.store import BATCHES, OTHERS, Prediction
-from bench.report.technique_pages import prose_of
 from gpt_speed.cards import CARDS, Card
 from patches import stack
 
@@ -21,16 +20,16 @@ def choices() -> dict[str, Run]:
     scripts = reference.scripts()
     runs = {
         scripts.canonical(run.script): run.replace(label=f"{run.number} {run.technique}")
-        for run in scripts.ladder(reference.GPUS)
+        for run in scripts.ladder(GPUS)
     }
     labels = {
         "00": "00, the baseline",
         "01": f"01, all {runs['01'].number} techniques",
-        "02": f"02, on {reference.GPUS} GPUs",
+        "02": f"02, on {GPUS} GPUs",
     }
     runs |= {name: runs[name].replace(label=label) for name, label in labels.items()}
     runs |= {run.label: run for run in reference.variants() if run.script not in STAGES}
-    run = scripts.float16(scripts.stage("02", reference.GPUS))
+    run = scripts.float16(scripts.stage("02", GPUS))
     return runs | {str(run.script): run.replace(published=None)}
 
 
@@ -157,7 +156,7 @@ def prose_by_patch(labels: Iterable[str]) -> dict[str, str]:
     """Returns what a reader needs of each patch that scripts with such labels are of."""
     names = {label.split()[0] for label in labels}
     patches = [*stack.load(), *stack.load_variants()]
-    return {patch.name: prose_of(patch) for patch in patches if patch.name in names}
+    return {patch.name: patch.prose for patch in patches if patch.name in names}
 
 
 def trainable_cards() -> list[tuple[str, Card]]:

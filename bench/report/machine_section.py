@@ -38,7 +38,7 @@ def headline(results: Path) -> str:
     row, totals = best_total(results), totals_in(results)
     if not row:
         return ""
-    text = stages_headline(row) if row.measured.study == "stages" else ladder_headline(row)
+    text = f"{speedup_text(row)}; {runs_text(row)}."
     if len(totals) > 1:
         text += (
             f" In the {len(totals)} measurements of this folder 01 is"
@@ -47,22 +47,28 @@ def headline(results: Path) -> str:
     return text
 
 
-def ladder_headline(row: Row) -> str:
+def speedup_text(row: Row) -> str:
+    """Returns how fast a row is beside its baseline, with the interval for a ladder and the
+    published speedup for the three scripts, where those are known."""
+    if row.measured.study == "ladder":
+        form, aside = ".1f", interval_text(row)
+    else:
+        form, aside = ".2f", published_text(row)
+    return (
+        f"{row.label} trains **{row.tok_per_sec:,.0f} tok/sec,"
+        f" {row.factor_baseline:{form}} times** {row.baseline.label}'s"
+        f" {row.baseline.tok_per_sec:,.0f}" + (f" ({aside})" if aside else "")
+    )
+
+
+def interval_text(row: Row) -> str:
     interval = spread(row.speedup_over(row.baseline).interval, ".1f")
-    certainty = f" (95 %: {interval})" if interval else ""
-    return (
-        f"{row.label} trains **{row.tok_per_sec:,.0f} tok/sec,"
-        f" {row.factor_baseline:.1f} times** {row.baseline.label}'s"
-        f" {row.baseline.tok_per_sec:,.0f}{certainty}; {runs_text(row)}."
-    )
+    return f"95 %: {interval}" if interval else ""
 
 
-def stages_headline(row: Row) -> str:
-    return (
-        f"{row.label} trains **{row.tok_per_sec:,.0f} tok/sec,"
-        f" {row.factor_baseline:.2f} times** 00's {row.baseline.tok_per_sec:,.0f} (published, on an"
-        f" A100: {row.published_factor_baseline:.2f} times); {runs_text(row)}."
-    )
+def published_text(row: Row) -> str:
+    speedup = fmt(row.published_factor_baseline, ".2f")
+    return f"published, on an A100: {speedup} times" if speedup else ""
 
 
 def runs_text(row: Row) -> str:

@@ -1,11 +1,14 @@
 """What results/reference/ stores of predictions: beside it what was measured, and what fits which
 GPU (docs/gpus.md)."""
 
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from bench.analysis.folders import rows_in
 from bench.analysis.rows import Row
 from bench.catalogue import EPOCHS
+from bench.predict.batches import OF_00, OF_01
 from bench.predict.reference import (
     GPT2,
     in_place,
@@ -93,20 +96,56 @@ def gpu_table(machine: Path) -> Table:
     )
 
 
+@dataclass(frozen=True)
+class OnCard:
+    """One of the three scripts, as a card trains it, with GPT-2's size; by stored predictions."""
+
+    stage: str
+    card: Card
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """Raises UserError where it isn't stored, StackError."""
+        run = in_place(scripts(), scripts().stage(self.stage), self.card)
+        return prediction_of(run.script, [*GPT2, *run.options])
+
+    @property
+    def largest(self) -> int:
+        """The largest batch that fits."""
+        return fitting(self.prediction.needs, self.card.mib)
+
+    @property
+    def surely(self) -> int:
+        """The largest batch that fits even where more is reserved, as by 01 on Windows."""
+        return self.largest if self.stage == "00" else surely_fitting(self.prediction, self.card)
+
+    @property
+    def batch(self) -> int:
+        """The published batch size, or the largest that surely fits."""
+        return min(self.surely, int(OF_00 if self.stage == "00" else OF_01))
+
+    @property
+    def tok_per_sec(self) -> float | None:
+        return self.prediction.tok_per_sec(self.batch, self.card)
+
+    @property
+    def speeds(self) -> tuple[float, float] | None:
+        """The least and the most tok/sec to expect."""
+        return self.prediction.speeds(self.batch, self.card)
+
+
 def gpu_row(name: str) -> dict:
     """Returns what fits a GPU, and how fast 01 is there."""
     card = CARDS[name]
-    run = in_place(scripts(), scripts().stage("01"), card)
-    prediction = prediction_of(run.script, [*GPT2, *run.options])
-    sure = surely_fitting(prediction, card)
-    largest, batch = fitting(prediction.needs, card.mib), min(32, sure)
+    first, last = OnCard("00", card), OnCard("01", card)
+    is_sure = last.surely == last.largest
     return dict(
         card=name,
         gb=card.mib / 1024,
-        baseline=fitting(prediction_of("00", GPT2).needs, card.mib),
-        optimized=str(sure) if sure == largest else f"{sure} ({largest}?)",
-        speed=prediction.speed_range(batch, card),
-        minutes=prediction.minutes(batch, card),
+        baseline=first.largest,
+        optimized=str(last.surely) if is_sure else f"{last.surely} ({last.largest}?)",
+        speed=last.prediction.speed_range(last.batch, card),
+        minutes=last.prediction.minutes(last.batch, card),
     )
 
 

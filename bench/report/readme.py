@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from bench.analysis.claims import WITH_FAST_MATH, Claims, Contribution
@@ -19,11 +19,10 @@ from bench.analysis.rows import Row, known_values
 from bench.analysis.totals import optimized_in, rounds_of_both, totals_in
 from bench.catalogue import effect_on_loss, published
 from bench.common import REFERENCE, ROOT, relative, short_name, write_whole
-from bench.predict.reference import GPT2, prediction_of
-from bench.predict.store import fitting
 from bench.report import explorer, prediction_tables, technique_pages, waterfall
 from bench.report.notes import SINGLE_RUNS, provenance
 from bench.report.pictures import picture_bytes
+from bench.report.prediction_tables import OnCard
 from bench.report.tables import excerpts_of, spread
 from bench.report.technique_pages import link_to, title_of
 from gpt_speed import gains
@@ -40,9 +39,12 @@ PAGES = [
     *sorted(REFERENCE.glob("*/README.md")),
 ]
 PICTURE = ROOT / "docs" / "speedup.png"
-BLOCK = re.compile(  # opening, name of the table, @ its machine, what stands there, end
-    r"(<!-- ([\w-]+)(?:@([^\s:]+))?: written by measure\.py readme -->\n)((?:(?!<!--).)*)"
-    r"(<!-- end -->)?",
+BLOCK = re.compile(
+    r"(?P<opening>"
+    r"<!-- (?P<name>[\w-]+)(?:@(?P<machine>[^\s:]+))?: written by measure\.py readme -->\n"
+    r")"
+    r"(?:(?!<!--).)*"  # what stands there
+    r"(?P<end><!-- end -->)?",
     re.DOTALL,
 )
 FIGURE = re.compile(r"([\d.,–]*\d)?<!--([\w-]+)-->")  # the figure, its name
@@ -152,35 +154,39 @@ def update(text: str, machine: Path, studies: dict) -> str:
     """Returns a page with what stands between its markers written again, from a machine's folder,
     and the figures of its sentences. Raises UserError for a marker without its end, its figure, or
     of an unknown name, StackError, OSError."""
-
-    @cache
-    def of_studies(folder: Path) -> dict[str, str]:
-        return {
-            name: table
-            for study in studies.values()
-            for measured, _ in newest_in(folder, study.name)
-            for name, table in excerpts_of(study, measured).items()
-        }
+    tables_in = cache(partial(tables_of_studies, studies))
 
     def write(block: re.Match) -> str:
-        opening, name, other, _, end = block.groups()
-        folder = REFERENCE / other if other else machine
-        if not end:
-            raise UserError(f"{opening.strip()} has no <!-- end -->")
-        content = block_text(name, folder) or of_studies(folder).get(name, "")
+        if not block["end"]:
+            raise UserError(f"{block['opening'].strip()} has no <!-- end -->")
+        folder = REFERENCE / block["machine"] if block["machine"] else machine
+        name = block["name"]
+        content = block_text(name, folder) or tables_in(folder).get(name, "")
         if not content.strip():
             raise UserError(f"there is no table {name} in {relative(folder)}")
-        return opening + (content if content.startswith("|") else f"\n{content}\n") + end
+        if not content.startswith("|"):
+            content = f"\n{content}\n"
+        return f"{block['opening']}{content}{block['end']}"
 
     return with_figures(BLOCK.sub(write, text))
 
 
+def tables_of_studies(studies: dict, folder: Path) -> dict[str, str]:
+    """Returns the tables of what a folder's studies measured last, by the names in markers."""
+    return {
+        name: table
+        for study in studies.values()
+        for measured, _ in newest_in(folder, study.name)
+        for name, table in excerpts_of(study, measured).items()
+    }
+
+
 def block_text(name: str, machine: Path) -> str:
     """Returns what stands between such markers; "" where the name is a study's."""
-    if name in BLOCKS_OF_MACHINES:
-        content = BLOCKS_OF_MACHINES[name](machine)
-    elif name in BLOCKS:
+    if name in BLOCKS:
         content = BLOCKS[name]()
+    elif name in BLOCKS_OF_MACHINES:
+        content = BLOCKS_OF_MACHINES[name](machine)
     else:
         return ""
     return markdown(content) if isinstance(content, Table) else content
@@ -274,19 +280,16 @@ def measured_line(row: Row) -> dict[str, str]:
 
 
 def predicted_line(name: str) -> dict[str, str]:
-    """Returns what is predicted for a card, at the largest batches that fit up to the scripts'
-    own. Raises UserError where that isn't stored, StackError."""
+    """Returns what is predicted for a card, at the largest batches that fit up to the published
+    ones. Raises UserError where that isn't stored, StackError."""
     card = CARDS[name]
-    baseline, optimized = prediction_of("00", GPT2), prediction_of("01", GPT2)
-    small = min(8, fitting(baseline.needs, card.mib))
-    large = min(32, fitting(optimized.needs, card.mib))
-    speedup = optimized.tok_per_sec(large, card) / baseline.tok_per_sec(small, card)
+    first, last = OnCard("00", card), OnCard("01", card)
     return dict(
         hardware=f"1 × {name}",
-        baseline=in_thousands(baseline.speeds(small, card)),
-        optimized=in_thousands(optimized.speeds(large, card)),
-        speedup=f"about {speedup:.1f}×",
-        source=f"[predicted](docs/gpus.md), batch {small} → {large}",
+        baseline=in_thousands(first.speeds),
+        optimized=in_thousands(last.speeds),
+        speedup=f"about {last.tok_per_sec / first.tok_per_sec:.1f}×",
+        source=f"[predicted](docs/gpus.md), batch {first.batch} → {last.batch}",
     )
 
 

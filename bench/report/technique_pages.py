@@ -21,32 +21,61 @@ from patches import stack
 from patches.stack import Patch
 
 SHOWN_GPU, SHOWN_CPU = "H100", "Xeon"  # of whose gains the techniques' table tells
-# What variants are for: the beginnings of their names, in order; "" of all that are left.
+# What variants are for, in the order of the page.
 PURPOSES = {
     "Less memory": (
         "memory-checkpoint",
-        "step",
-        "memory",
-        "optimizer-in",
-        "optimizer-ada",
+        "step-accumulation",
+        "memory-budget",
+        "memory-offload",
+        "memory-selective",
+        "optimizer-in-backward",
+        "optimizer-adafactor",
+        "optimizer-adamw-8bit",
         "head-cce",
         "head-liger",
         "head-pytorch",
     ),
-    "Fewer tokens to a loss": ("optimizer-muon", "schedule"),
-    "Precision": ("precision",),
-    "Several GPUs": ("parallel-zero1", "parallel", "ddp", "timeout"),
-    "Model": ("init", "model"),
+    "Fewer tokens to a loss": (
+        "optimizer-muon",
+        "schedule-cosine",
+        "schedule-scaled",
+        "schedule-wsd",
+    ),
+    "Precision": (
+        "precision-autocast",
+        "precision-float8",
+        "precision-fp16",
+        "precision-stochastic",
+    ),
+    "Several GPUs": (
+        "parallel-zero1",
+        "parallel-deepspeed",
+        "parallel-muon",
+        "parallel-sharded",
+        "ddp-compression",
+        "ddp-options",
+        "timeout-ranks",
+    ),
+    "Model": ("init-gpt2", "model-mixture", "model-modern", "model-skips", "model-tied-head"),
     "Speed and compilation": (
         "head-sampled",
-        "dropout",
-        "attention",
-        "compile",
-        "embedding",
-        "optimizer",
-        "gc",
+        "dropout-bytes",
+        "attention-backend",
+        "compile-blocks",
+        "compile-mode",
+        "compile-switch",
+        "embedding-eager",
+        "optimizer-foreach",
+        "gc-freeze",
     ),
-    "Data and debugging": ("",),
+    "Data and debugging": (
+        "checkpoint-resume",
+        "data-on-device",
+        "data-workers",
+        "loop-accelerate",
+        "profile",
+    ),
 }
 
 
@@ -232,7 +261,7 @@ def technique_card(technique: Technique) -> str:
     )
     diff = stack.read(stack.ROOT / patch.file)[len(patch.header) :].decode()
     return f"""## {technique.title}
-{prose_of(patch)}
+{patch.prose}
 
 | use it when | {fields.get("Use", "")} |
 |:--|:--|
@@ -282,15 +311,17 @@ def variant_cards() -> str:
 
 
 def by_purpose(patches: list[Patch]) -> dict[str, list[Patch]]:
-    """Returns what variants are for each of PURPOSES, in the order of the beginnings there: each is
-    for the first that fits."""
-    groups: dict[str, list[Patch]] = {purpose: [] for purpose in PURPOSES}
-    for purpose, beginnings in PURPOSES.items():
-        for beginning in beginnings:
-            own = [patch for patch in patches if patch.name.startswith(beginning)]
-            groups[purpose] += own
-            patches = [patch for patch in patches if patch not in own]
-    return groups
+    """Returns what variants are for each of PURPOSES. Raises StackError for one that isn't there,
+    or that is there and no variant."""
+    by_name = {patch.name: patch for patch in patches}
+    names = {name for group in PURPOSES.values() for name in group}
+    different = sorted(by_name.keys() ^ names)
+    if different:
+        raise stack.StackError(
+            f"PURPOSES in bench/report/technique_pages.py and patches/variants/ differ in"
+            f" {listed(different)}"
+        )
+    return {purpose: [by_name[name] for name in group] for purpose, group in PURPOSES.items()}
 
 
 def variants_table(variants: list[Variant]) -> Table:
@@ -325,13 +356,13 @@ def variant_card(patch: Patch) -> str:
     facts = {
         "Loss": effect_on_loss(patch),
         "Hardware": fields["Hardware"],
-        "Package": "".join(re.findall(r"package ([\w-]+)", fields.get("Needs", ""))),
+        "Package": ", ".join(stack.packages_of([patch])),
         "Limits": fields.get("Limits", ""),
     }
     return " ".join(
         [
             f"### `{patch.name}`\n\n**{title[0].upper()}{title[1:]}.**",
-            re.sub(r"--[a-z][\w-]*(?: [\d.]*\d)?", r"`\g<0>`", prose_of(patch)),  # options as code
+            re.sub(r"--[a-z][\w-]*(?: [\d.]*\d)?", r"`\g<0>`", patch.prose),  # options as code
             *(
                 f"*{name}*: {text}."
                 for name, text in facts.items()
@@ -340,11 +371,6 @@ def variant_card(patch: Patch) -> str:
             links_of(patch),
         ]
     )
-
-
-def prose_of(patch: Patch) -> str:
-    """Returns the first paragraph of a patch's header, which says what a reader needs."""
-    return " ".join(patch.header.decode().split("\n\n")[1].split())
 
 
 def links_of(patch: Patch) -> str:

@@ -4,15 +4,19 @@ a picture of plot_results.py, and a table that a marker in a page asks for."""
 import argparse
 import sys
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 
 from bench.analysis.training import Training
 from bench.catalogue import Run
-from bench.measure.journal import Measurement
+from bench.common import relative
+from bench.measure.journal import Measurement, journal_of
 from bench.measure.plan import STEPS, TOKENS, Plan, Setup
 from bench.measure.records import Record
+from bench.measure.run import Resume, dry_run, run_study
+from bench.predict.batches import batches_that_fit
 from bench.report.notes import full_notes
-from bench.report.tables import full_table, picture_name
+from bench.report.tables import full_table, picture_name, text_of
 from bench.subcommands import Subcommand, all_in
 from gpt_speed.tables import Table, fmt
 
@@ -21,6 +25,7 @@ class Study(Subcommand):
     """One measurement."""
 
     group = "benchmarks"
+    needs_machine = True
 
     title = ""  # its heading on a machine's page
     position: int | None = None  # in a report, if it is part of one
@@ -29,6 +34,27 @@ class Study(Subcommand):
     tokens: dict[str, int] | None = TOKENS  # of a run, per process; None: of the whole script
     reads_tokens = True  # whether its runs train on the tokens in data/
     environment: dict[str, str] = {}  # variables of its runs
+
+    def measures(self, args: argparse.Namespace) -> bool:
+        return not args.dry_run
+
+    def run(self, setup: Setup) -> int:
+        """Measures it and prints its tables, or only what a dry run prints; returns the exit code:
+        1 if a run failed. Raises UserError, StackError, OSError."""
+        args = setup.args
+        resume = Resume.REQUIRED if args.resume else Resume.NEVER
+        if setup.machine.get("gpu_needs"):
+            print(f"missing: {setup.machine['gpu_needs']}", file=sys.stderr)
+        if not args.resume:
+            setup = replace(setup, batches=batches_that_fit(setup, composed=False))
+        if args.dry_run:
+            dry_run(self, setup, args.rounds, resume)
+            return 0
+        _, plans = run_study(self, setup, args.rounds, resume)
+        for measured in plans:
+            print(f"\n{text_of(self, measured)}")
+        print(relative(journal_of(setup.results, self.name)))
+        return int(any(map(self.has_failed, plans)))
 
     def arguments(self, line: str) -> dict:
         """Returns its own options, as they are behind its name on a command line."""
