@@ -212,6 +212,24 @@ class Multihead(nn.Module):
         return self.own(x, x, x)[0]
 
 
+class MaskedMultihead(Multihead):
+    """Adds a stored mask in one operator with the product of queries and keys."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.full((T, T), -1e9).triu(1))
+
+    def forward(self, x):
+        return self.own(x, x, x, attn_mask=self.mask, need_weights=True)[0]
+
+
+class Linear(Apart):
+    """Keys are normalized over the tokens, and multiplied by the values first."""
+
+    def attend(self, q, k, v):
+        return q.softmax(-1) @ (k.softmax(-2).mT @ v)
+
+
 class Norm(nn.Module):
     """Divides by the standard deviation or the mean square, or is PyTorch's RMSNorm."""
 
@@ -391,6 +409,30 @@ def checkpointed():
         lambda ids, targets: loss_of(
             model.head(checkpoint(model.hidden, ids, use_reentrant=False)), targets
         ),
+    )
+
+
+class TiledLoss(torch.autograd.Function):
+    """Head and loss of some tokens at a time, whose gradients are made in the forward pass."""
+
+    @staticmethod
+    def forward(context, x, weight, targets):
+        with torch.enable_grad():
+            x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
+            loss = loss_of(x @ weight.T, targets)
+        context.gradients = torch.autograd.grad(loss, (x, weight))
+        return loss.detach()
+
+    @staticmethod
+    def backward(context, gradient):
+        return *(gradient * one for one in context.gradients), None
+
+
+def tiled_head():
+    model = Net()
+    train(
+        model,
+        lambda ids, targets: TiledLoss.apply(model.hidden(ids), model.head.weight, targets),
     )
 
 
@@ -617,6 +659,9 @@ TOYS = dict(
     apart=of(attention=Apart),
     cross=of(attention=Cross),
     multihead=of(attention=Multihead),
+    masked_multihead=of(attention=MaskedMultihead),
+    linear=of(attention=Linear),
+    tiled_head=tiled_head,
     std_norm=of(norm=lambda: Norm("std")),
     rms_norm=of(norm=lambda: Norm("rms")),
     normalized=of(norm=lambda: Norm("normalize")),

@@ -178,11 +178,14 @@ class Candidate:
         """The first matmul of two activations among those that the softmax depends on:
 
         query, key ─> scores_matmul ─> ... ─> softmax
+
+        In linear attention there is none: keys are normalized before they are multiplied.
         """
         if not self.softmax:
             return None
+        before = {*walk(self.softmax.inputs, self.is_boundary)}
         matmuls = (op for op in self.training if op.is_matmul and op not in self.weights)
-        return next((op for op in matmuls if op in self.path), None)
+        return next((op for op in matmuls if op in before), None)
 
     @cached_property
     def between(self) -> list[Op]:
@@ -207,8 +210,11 @@ class Candidate:
 
         scores ─┬─> masked_fill, where, add, ... ─> softmax
         mask ───┘
+
+        mask, query, key ─> baddbmm ─> softmax
         """
-        return [
+        added = self.scores_matmul.passed("self") if self.scores_matmul.name == "baddbmm" else []
+        return [(self.scores_matmul, mask) for mask in added if self.is_mask(mask, 2)] + [
             (op, tensor)
             for op in self.between
             if op.base_name in MASKING

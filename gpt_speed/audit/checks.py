@@ -310,8 +310,14 @@ def not_applicable(step: Step, needs: str) -> Finding | None:
     if needs == "attention" and not step.attentions:
         return no_attention(step)
     if needs == "head" and not step.heads:
-        return Finding(NOT_HERE, "no head whose width is the vocabulary")
+        return no_head(step)
     return None
+
+
+def no_head(step: Step) -> Finding:
+    """Returns the finding where no head was seen: a loss that computes chunks may hide it."""
+    evidence = "no head whose width is the vocabulary"
+    return Finding(CANT_TELL if step.lookups else NOT_HERE, evidence)
 
 
 def no_attention(step: Step) -> Finding:
