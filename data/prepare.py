@@ -309,13 +309,23 @@ def read_text(path: str, progress: "Progress") -> Iterator[str]:
 
 def read_json(path: str, progress: "Progress") -> Iterator[str]:
     """Yields the documents of JSON lines in blocks. Raises UserError, OSError."""
-    number, rest = 0, b""
-    for block in chain(unpacked(path, progress), [b"\n"]):  # the last line may lack its end
-        *lines, rest = (rest + block).split(b"\n")
+    number = 0
+    for lines in whole_lines(unpacked(path, progress)):
         documents = [document_in(line, path, number + i) for i, line in enumerate(lines, 1)]
         number += len(lines)
         # JSON may hold half a character, which becomes U+FFFD, as in tiktoken.
         yield re.sub("[\ud800-\udfff]", "\ufffd", joined(documents, progress))
+
+
+def whole_lines(blocks: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Yields the lines that end in each block; the last one may lack its end."""
+    begun: list[bytes] = []  # the parts of a line without its end so far
+    for block in chain(blocks, [b"\n"]):
+        first, *others = block.split(b"\n")
+        begun.append(first)
+        if others:
+            yield [b"".join(begun), *others[:-1]]
+            begun = others[-1:]
 
 
 def joined(documents: list[str | None], progress: "Progress") -> str:
@@ -700,7 +710,7 @@ def write_parts(parts: Parts, train_path: Path, val_path: Path) -> dict[str, int
         count = train_count = write_ids(train, parts.train)
         if parts.val is not None:
             count += write_ids(val, parts.val)
-        if count < 2 / (1 - TRAIN_SHARE):
+        if count < round(2 / (1 - TRAIN_SHARE)):
             raise UserError(f"the text is too short: {count} tokens")
         if parts.val is None:
             train_count = int(TRAIN_SHARE * count)

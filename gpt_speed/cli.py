@@ -5,6 +5,7 @@ import argparse
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
@@ -23,6 +24,7 @@ from gpt_speed.tables import Column, Table, markdown, num_col
 
 MACHINE = Path(__file__).with_name("machine.py")
 LONGEST = 10**9  # minutes
+PATIENCE = 300  # seconds until PyTorch is imported
 
 
 def minutes(text: str) -> float:
@@ -98,11 +100,14 @@ def ask_machine(python: str, rates: bool, environment: dict[str, str] | None = N
     """Returns what machine.py says there. Raises UserError."""
     command = [python, MACHINE, json.dumps(dict(rates=rates))]
     try:
-        code, out, err = children.run_child(command, environment=environment)
+        code, out, err = children.run_child(command, timeout=PATIENCE, environment=environment)
     except OSError as error:
         raise UserError(f"{python} can't be started: {error.strerror}", 2)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{python} doesn't answer within {PATIENCE} s", 2)
     if code:
-        raise UserError(f"{python} can't run PyTorch: {err.strip().splitlines()[-1]}", 2)
+        reason = [children.ending(code), *err.strip().splitlines()][-1]
+        raise UserError(f"{python} can't run PyTorch: {reason}", 2)
     return json.loads(out.splitlines()[-1])
 
 

@@ -474,8 +474,9 @@ def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> bytes:
             Path(folder, file).write_bytes(text)
         command = ["git", "merge-file", "--quiet", "-p", "--diff3", "ours", "base", "theirs"]
         result = subprocess.run(command, cwd=folder, capture_output=True)
-    if result.returncode > 127:  # up to 127 it is the number of conflicts
-        raise StackError(f"git merge-file: {result.stderr.decode(errors='replace').strip()}")
+    if not 0 <= result.returncode <= 127:  # else it is the number of conflicts
+        reason = result.stderr.decode(errors="replace").strip()
+        raise StackError(f"git merge-file: {reason or f'ended by signal {-result.returncode}'}")
     return result.stdout
 
 

@@ -236,14 +236,17 @@ def test_the_answer():
     text = render.screen(one)
     assert "`w8`: off by 80%" in text and "and 3 more" in text
     assert MENDS["allow_buffer_reuse"] in text
-    for each in (one, answer(notes=["nothing is compiled"])):
+    broken = answer()
+    broken.checks.append(judged(dict(a=float("nan")), dict(a=1e-7)))
+    assert broken.verdict == "wrong"
+    for each in (one, broken, answer(notes=["nothing is compiled"])):
         validate(render.as_json(each), "gradients")
 
 
 def validate(content: dict, kind: str) -> None:
     """Raises where it isn't as the schema says; none of the schema's words may be unknown."""
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    jsonschema.validate(json.loads(json.dumps(content)), SCHEMA)
+    jsonschema.validate(json.loads(json.dumps(content, allow_nan=False)), SCHEMA)
     jsonschema.validate(content, SCHEMA | {"oneOf": [{"$ref": f"#/$defs/{kind}"}]})
 
 

@@ -807,3 +807,21 @@ def test_rules_count_what_differs():
     assert size("optimizer", "foreach") == 3 * size("optimizer")
     assert size("attention", "attention by hand") < 0.5 * size("attention")
     assert not work("head", True, "unaligned head").is_aligned
+
+
+def test_sizes_of_two_scripts_do_not_mix(monkeypatch, tmp_path):
+    """A stored prediction of an older script that lacks a size is made anew as a whole."""
+    program = store.Program("made-up", b"now", [])
+    sizes = {size: MemoryNeed(0, 1) for size in store.BATCHES}
+    older = store.Prediction(sizes, {}, 16, 1, store.code_of(b"before"))
+    newer = older._replace(code=store.code_of(b"now"))
+    monkeypatch.setattr(store, "load", lambda key, *folders: older)
+    monkeypatch.setattr(store, "traced", lambda program: newer)
+    monkeypatch.setattr(
+        store,
+        "traced_needs",
+        lambda program, sizes, batch: {size: MemoryNeed(0, 2) for size in sizes},
+    )
+    missing = tmp_path / "no folder, so that nothing is saved"
+    assert store.predict(program, missing) is older
+    assert store.predict(program, missing, batch=3).code == newer.code

@@ -551,3 +551,15 @@ def test_it_is_trained_on(script, bench, tmp_path, monkeypatch):
     start, *_, log, _, end = bench.record()
     assert (start["data"]["corpus"], end["status"]) == ("a.jsonl", "complete")
     assert log["step"] == 5 and log["val_loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("blocks", "lines"),
+    [
+        ([b"a\nb"], [b"a", b"b"]),
+        ([b"a", b"b", b"c\nd\ne", b"f\n"], [b"abc", b"d", b"ef", b""]),
+        ([], [b""]),
+    ],
+)
+def test_lines_go_over_blocks(blocks, lines):
+    assert [line for part in load(PREPARE).whole_lines(blocks) for line in part] == lines

@@ -154,11 +154,13 @@ def predict(
     """Predicts what a program takes at each of BATCHES, and at `batch`; the sizes below TRACED,
     which have to be traced one by one, only if a card of `smallest` MiB is too small for these.
     Unless `retrace`, a prediction stored in `results` or results/reference is returned as it is,
-    also where the script has changed since. Raises UserError."""
+    also where the script has changed since, if it has these sizes. Raises UserError."""
     stored = None if retrace else load(program.key, results, REFERENCE)
     prediction = stored or traced(program)
     is_small = smallest is not None and smallest < prediction.needs[TRACED[0]].minimum
     missing = sorted(sizes_wanted(is_small, batch) - prediction.needs.keys())
+    if missing and prediction.code != code_of(program.text):  # sizes of two scripts don't mix
+        return predict(program, results, smallest, batch, retrace=True)
     if missing:
         needs = prediction.needs | traced_needs(program, missing, batch)
         prediction = prediction._replace(needs=dict(sorted(needs.items())))

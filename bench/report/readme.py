@@ -127,10 +127,10 @@ def write_readme(studies: dict) -> bool:
     whether that changed a page. Raises what update does."""
     before = {page: page.read_bytes() for page in PAGES}
     after = {page: update(text.decode(), SHOWN, studies).encode() for page, text in before.items()}
+    before[gains.FILE], after[gains.FILE] = gains.FILE.read_bytes(), gains_json().encode()
     for page, text in after.items():
         write_whole(page, text)
     write_whole(PICTURE, picture_bytes(waterfall.readme_picture()))
-    write_whole(gains.FILE, gains_json())
     return after != before
 
 

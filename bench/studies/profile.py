@@ -124,11 +124,17 @@ class Profile(Study):
         """Returns the seconds of each kind of operation, and of the longest operations."""
         if rows[0].error:
             return []
+        if not (measured.folder / PROFILE).exists():  # as where a journal alone was copied
+            return []
         profile = read_profile(measured.folder)
         return [kinds_table(profile), operations_table(profile)]
 
     def notes(self, measured, rows):
-        return [rows[0].error] if rows[0].error else []
+        if rows[0].error:
+            return [rows[0].error]
+        if not (measured.folder / PROFILE).exists():
+            return [f"{PROFILE} isn't there: run `python measure.py profile`."]
+        return []
 
 
 def kinds_table(profile: StepProfile) -> Table:

@@ -46,7 +46,7 @@ class Steps:
         self.models = []  # that DistributedDataParallel wraps
         self.waits, self.workers = [], 0  # of the DataLoader: seconds for each batch; processes
         self.graphs = float("inf")  # that were compiled before the timed steps
-        self.began = os.times()  # when they began
+        self.marks = {}  # as `ends`: (batches fetched until then, os.times())
 
     def begin_update(self, *_) -> None:
         """A hook before an optimizer's update."""
@@ -85,6 +85,7 @@ class Steps:
         """Notes that a step ends, if an update of the optimizer with this key ends one."""
         ends = self.ends.setdefault(key, [])
         ends.append(now())
+        self.marks.setdefault(key, []).append((len(self.waits), os.times()))
         if self.order["mode"] == "time" and key == self.rarest:
             self.end_timed(ends)
         if self.order["mode"] == "watch" and key == self.order["key"]:
@@ -93,8 +94,7 @@ class Steps:
     def end_timed(self, ends: list[float]) -> None:
         """Begins to count after the warm-up, and ends the process when the steps are enough."""
         if len(ends) == WARM_UP + 1:
-            self.waits, self.graphs = [], compiler_counts("stats")["unique_graphs"]
-            self.began = os.times()
+            self.graphs = compiler_counts("stats")["unique_graphs"]
         if self.are_enough(ends):
             finish("timed")
 
@@ -181,17 +181,21 @@ def finish(how: str, error: str = "") -> None:
 
 
 def timing_facts() -> dict:
-    """Returns how long steps took, and what they waited for."""
-    ends, times = steps.ends.get(steps.rarest, []), os.times()
+    """Returns how long steps took, and what they waited for; the first ones are left out, of a few
+    steps half of them."""
+    ends, marks = steps.ends.get(steps.rarest, []), steps.marks.get(steps.rarest, [])
     seconds = [end - start for start, end in itertools.pairwise(ends)]
-    elapsed = max(times.elapsed - steps.began.elapsed, 0.01)
+    first = min(WARM_UP, len(seconds) // 2)
+    fetched, began = marks[first] if marks else (0, os.times())
+    times = os.times()
+    elapsed = max(times.elapsed - began.elapsed, 0.01)
     return dict(
         key=steps.rarest,
         steps=len(ends),
-        seconds=seconds[min(WARM_UP, len(seconds) // 2) :],
-        waited=sum(steps.waits),
+        seconds=seconds[first:],
+        waited=sum(steps.waits[fetched:]),
         workers=steps.workers,
-        system=min(1.0, (times.system - steps.began.system) / elapsed),  # pages took this at most
+        system=min(1.0, (times.system - began.system) / elapsed),  # pages took this at most
         children=times.children_user,
     )
 

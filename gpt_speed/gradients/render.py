@@ -1,5 +1,7 @@
 """What is said of a script's gradients: a text, and JSON."""
 
+from math import isfinite
+
 from gpt_speed.common import counted, script_name
 from gpt_speed.gradients.judge import Check
 from gpt_speed.gradients.run import MENDS, Answer
@@ -53,12 +55,17 @@ def as_json(answer: Answer) -> dict:
                 name=check.name,
                 judged=check.judged,
                 of=check.of,
-                worst=check.worst,
+                worst=finite(check.worst),
                 rounding=check.rounding,
-                wrong=check.wrong,
+                wrong={tensor: finite(error) for tensor, error in check.wrong.items()},
             )
             for check in answer.checks
         ],
         mends=[MENDS[mend] for mend in answer.mends],
         notes=answer.notes,
     )
+
+
+def finite(error: float) -> float | None:
+    """Returns None for an infinite error, which JSON doesn't have."""
+    return error if isfinite(error) else None
