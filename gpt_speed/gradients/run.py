@@ -43,7 +43,9 @@ class Order:
 
     @property
     def environment(self) -> dict[str, str]:
-        variables = dict(PYTHONHASHSEED="0", TORCH_COMPILE_DISABLE="0" if self.compiled else "1")
+        variables = dict(PYTHONHASHSEED="0")
+        if not self.compiled:  # "0" would switch PyTorch 2.4's off, too
+            variables["TORCH_COMPILE_DISABLE"] = "1"
         for switch in self.switches:
             variables |= VARIABLES.get(switch, {})
         return variables
