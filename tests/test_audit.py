@@ -486,6 +486,12 @@ def test_gains_are_from_the_most_similar_machine(name, device, dtype, expected, 
     assert gains["05-bfloat16"] == pytest.approx(gain, abs=0.1)
 
 
+@pytest.mark.parametrize(("others", "is_busy"), [(None, False), (0.1, False), (1.3, True)])
+def test_a_busy_machine_is_told_first(ladder, tmp_path, others, is_busy):
+    first, *_ = report_of(ladder(0), tmp_path, others=others)["head"]
+    assert ("1.3 of its cores" in first) == is_busy
+
+
 def test_a_machine_that_hides_its_memory(monkeypatch):
     machine = dict(name="Xeon", memory_total=None)
     monkeypatch.setattr("gpt_speed.cli.ask_machine", lambda *_, **__: machine)

@@ -19,12 +19,13 @@ import measure
 from bench import cli
 from bench.catalogue import Scripts
 from bench.report import readme
+from gpt_speed import cli as gpt_speed
 from patches import stack
 
 PAGES = [*readme.PAGES, ROOT / "CONTRIBUTING.md"]
 START = (
     r"(?:OMP_NUM_THREADS=1 )?"
-    r"(?:python3? |torchrun (?=-)|make (?=[a-z-]+\b)|(?:python -m )?pip )"
+    r"(?:python3? |gpt-speed |torchrun (?=-)|make (?=[a-z-]+\b)|(?:python -m )?pip )"
 )
 BLANKS = r"NAME|PATH|…|GPUS|FIRST_HOST|\$"  # what a reader fills in
 TARGETS = re.findall(r"^([\w.-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -82,7 +83,10 @@ def takes(script, options: list[str]) -> bool:
 def test_a_command(page, command, stages, composed):
     words = shlex.split(command.removeprefix("OMP_NUM_THREADS=1 "))
     script = next((word for word in words if word.endswith(".py")), None)
-    if words[0] == "make":
+    ours = {"gpt-speed", "gpt_speed"} & {*words}  # the command, or `-m gpt_speed`
+    if ours:
+        assert gpt_speed.parse(words[words.index(*ours) + 1 :]).run
+    elif words[0] == "make":
         assert {word for word in words[1:] if "=" not in word} <= {*TARGETS}
     elif "pip" in words[:3]:
         assert all((ROOT / name).exists() for name in words if name.endswith(".txt"))

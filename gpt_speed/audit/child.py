@@ -46,7 +46,7 @@ class Steps:
         self.models = []  # that DistributedDataParallel wraps
         self.waits, self.workers = [], 0  # of the DataLoader: seconds for each batch; processes
         self.graphs = float("inf")  # that were compiled before the timed steps
-        self.marks = {}  # as `ends`: (batches fetched until then, os.times())
+        self.marks = {}  # as `ends`: (batches fetched until then, os.times(), busy_seconds())
 
     def begin_update(self, *_) -> None:
         """A hook before an optimizer's update."""
@@ -85,7 +85,7 @@ class Steps:
         """Notes that a step ends, if an update of the optimizer with this key ends one."""
         ends = self.ends.setdefault(key, [])
         ends.append(now())
-        self.marks.setdefault(key, []).append((len(self.waits), os.times()))
+        self.marks.setdefault(key, []).append((len(self.waits), os.times(), busy_seconds()))
         if self.order["mode"] == "time" and key == self.rarest:
             self.end_timed(ends)
         if self.order["mode"] == "watch" and key == self.order["key"]:
@@ -186,7 +186,7 @@ def timing_facts() -> dict:
     ends, marks = steps.ends.get(steps.rarest, []), steps.marks.get(steps.rarest, [])
     seconds = [end - start for start, end in itertools.pairwise(ends)]
     first = min(WARM_UP, len(seconds) // 2)
-    fetched, began = marks[first] if marks else (0, os.times())
+    fetched, began, busy = marks[first] if marks else (0, os.times(), None)
     times = os.times()
     elapsed = max(times.elapsed - began.elapsed, 0.01)
     return dict(
@@ -197,7 +197,28 @@ def timing_facts() -> dict:
         workers=steps.workers,
         system=min(1.0, (times.system - began.system) / elapsed),  # pages took this at most
         children=times.children_user,
+        others=cores_of_others(began, busy, times),
     )
+
+
+def busy_seconds() -> float | None:
+    """Returns how long all cores of the machine have worked; only Linux tells."""
+    try:
+        with open("/proc/stat") as file:
+            user, nice, system, _, _, *others = map(int, file.readline().split()[1:8])
+    except (OSError, ValueError):
+        return None
+    return (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")
+
+
+def cores_of_others(began, busy: float | None, times) -> float | None:
+    """Returns how many cores other processes have used since then; None where that isn't known, as
+    in less than a second, or where batches come from processes of the script."""
+    elapsed = times.elapsed - began.elapsed
+    if busy is None or steps.workers or elapsed < 1:
+        return None
+    own = times.user + times.system - began.user - began.system
+    return max(0.0, (busy_seconds() - busy - own) / elapsed)
 
 
 def compiler_facts() -> dict:

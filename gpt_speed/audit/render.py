@@ -14,6 +14,7 @@ from gpt_speed.common import counted, memory_text
 from gpt_speed.gains import expected
 from gpt_speed.tables import Column, Table, markdown, num_col, text_col
 
+BUSY = 0.3  # cores that others may use
 # Of gpt_speed.speed.KINDS, where they have other names for people.
 NAMES = dict(
     products="matmuls", head="head and loss", loss="head and loss", rest="norms and the rest"
@@ -111,6 +112,7 @@ def summary(timed: dict, machine: dict, figures: dict) -> list[str]:
     rate = f"{figures['rate'] / 1e12:,.3g} TFLOP/s"
     of = f"MFU (of {rate})" if figures["mfu"] else f"of the {rate} that large matmuls reach here"
     return [
+        *busy_line(timed.get("others")),
         f"{machine['name']}, PyTorch {machine['torch']}: {figures['seconds']:.3g} s a step"
         f" ({figures['fastest']:.3g}–{figures['slowest']:.3g},"
         f" {counted(figures['steps'], 'step')}){speed}",
@@ -120,6 +122,16 @@ def summary(timed: dict, machine: dict, figures: dict) -> list[str]:
         f" {optimizers or 'no optimizer'}",
         "of the watched step's operators: "
         + ", ".join(f"{kind} {share:.0%}" for kind, share in figures["shares"].items()),
+    ]
+
+
+def busy_line(others: float | None) -> list[str]:
+    """Tells, first of all, whether other programs disturbed the timed steps."""
+    if not others or others < BUSY:
+        return []
+    return [
+        f"**The machine was busy**: other programs used {others:.1f} of its cores meanwhile, so"
+        " that the figures, the shares, and the order of the rows may mislead"
     ]
 
 
