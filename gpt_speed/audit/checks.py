@@ -27,11 +27,13 @@ class Finding(NamedTuple):
     evidence: str
     ops: Sequence[Op] = ()  # that the technique would change
     share: float = 0.0  # of the step's time that it would change; that of `ops`, if there are any
+    place: str = ""  # the script's line to change, if that isn't where the operators run
 
     @property
     def where(self) -> str:
-        """The script's line with the first of the operators, as "model.py:63"."""
-        return self.ops[0].place if self.ops else ""
+        """The script's line to change, as "model.py:63": that with the first of the operators, or
+        another one."""
+        return self.place or (self.ops[0].place if self.ops else "")
 
 
 def causal_mask(step: Step) -> Finding:
@@ -86,7 +88,9 @@ def fused_optimizer(step: Step) -> Finding:
     evidence = f"{names}: {counted(len(updates), 'operator')} on {tensors}"
     is_compiled = 2 * sum(op.compiled for op in updates) > len(updates)
     slow = [optimizer for optimizer in optimizers if not optimizer["fused"] and not is_compiled]
-    return Finding(state_of_optimizers(slow, len(optimizers)), evidence, updates)
+    first = (slow or optimizers)[0]  # where it is made, fused=True goes
+    state = state_of_optimizers(slow, len(optimizers))
+    return Finding(state, evidence, updates, place=first["place"])
 
 
 def state_of_optimizers(slow: list[dict], count: int) -> str:

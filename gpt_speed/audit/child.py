@@ -24,7 +24,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
-from watch import Watch, now  # type: ignore  # beside this file
+from watch import Watch, caller_of, frames_from, now  # type: ignore  # beside this file
 
 script = runpy.run_path(str(Path(__file__).parents[1] / "script.py"))
 hook = script["hook"]
@@ -42,6 +42,7 @@ class Steps:
         self.ends = {}  # when steps ended, by key: the index of their optimizer, or "backward"
         self.backwards = 0  # backward passes so far
         self.optimizers = {}  # in order of their first updates; `backwards` at each one's last
+        self.made_at = {}  # the script's lines that make optimizers, by id
         self.has_optimizer = False  # whether one exists, maybe without an update yet
         self.models = []  # that DistributedDataParallel wraps
         self.waits, self.workers = [], 0  # of the DataLoader: seconds for each batch; processes
@@ -68,9 +69,10 @@ class Steps:
             watch.syncs += [model.require_backward_grad_sync for model in self.models]
         return None if self.has_optimizer else lambda: self.end("backward")
 
-    def begin_optimizer(self, *_, **__) -> None:
+    def begin_optimizer(self, optimizer, *_, **__) -> None:
         """A hook before an optimizer is made."""
         self.has_optimizer = True
+        self.made_at[id(optimizer)], _ = caller_of(frames_from(sys._getframe()), "optimizer")
 
     def begin_model(self, model, *_, **__):
         """A hook before DistributedDataParallel wraps a model; returns one for after it."""
@@ -274,7 +276,7 @@ def peak_memory() -> int | None:
 
 def optimizer_facts(optimizer) -> dict:
     """Returns an optimizer's class, whether it is PyTorch's `own`, `accepts` to be fused, and is,
-    and how many tensors it updates."""
+    how many tensors it updates, and the script's line that made it."""
     optimizer_class, groups = type(optimizer), optimizer.param_groups
     return dict(
         name=optimizer_class.__name__,
@@ -282,6 +284,7 @@ def optimizer_facts(optimizer) -> dict:
         accepts="fused" in inspect.signature(optimizer_class.__init__).parameters,
         fused=all(group.get("fused") for group in groups),
         tensors=sum(len(group["params"]) for group in groups),
+        place=steps.made_at.get(id(optimizer), ""),
     )
 
 

@@ -86,7 +86,7 @@ class Watch(TorchDispatchMode):
         """Adds the WatchedOp of a call that took so many seconds."""
         name, arguments = identify(func, args, kwargs)
         flops, kernel = work_of(func, args, kwargs, result)
-        frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
+        frames = frames_from(sys._getframe(1))
         phase = self.current_phase()
         if phase == "backward":
             origin = self.current_origin()
@@ -202,6 +202,11 @@ def transfer_of(name: str, arguments: dict, result) -> dict:
     return dict(source=source.device.type, pinned=source.is_cpu and source.is_pinned())
 
 
+def frames_from(frame) -> list:
+    """Returns a frame and those that called it, the innermost first."""
+    return [frame for frame, _ in traceback.walk_stack(frame)]
+
+
 def caller_of(frames: list, phase: str) -> tuple[str, str]:
     """Returns the script's line that called an operator, as "model.py:63", and the function around
     it, by its file and first line; "" for both where autograd called it."""
@@ -264,7 +269,7 @@ def is_compiled(frames: list) -> bool:
 @torch.jit.ignore
 def is_compiling() -> bool:
     """Stands in for torch.compiler.is_compiling(), by which scripts may try a compiler."""
-    frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
+    frames = frames_from(sys._getframe(1))
     return is_own(frames[0]) and is_compiled(frames)
 
 
