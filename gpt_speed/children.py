@@ -22,6 +22,7 @@ HOME = Path(__file__).resolve().parents[1]  # the folder that this package lies 
 
 # Seconds from SIGTERM to SIGKILL: torchrun gives its ranks 30, of which an audit may be one.
 GRACE = 20 if "TORCHELASTIC_RUN_ID" in os.environ else 40
+STDIN_SECONDS = 5  # in which a pipe at stdin is read
 MARKS = "GPT_SPEED_MARKS"  # the variable that holds marks: see run_child
 ENDING = {number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGHUP")}
 prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
@@ -206,14 +207,15 @@ def descendants(pid: int) -> list[int]:
 
 
 def keep_stdin() -> None:
-    """Replaces a pipe at stdin by a file of what it holds, a MiB of it at most, so that
-    several children can read it."""
+    """Replaces a pipe at stdin by a file of what it holds, a MiB and some seconds of it at most, so
+    that several children can read it."""
     is_waiting = os.name == "posix" and stat.S_ISFIFO(os.fstat(0).st_mode)
+    end = time.monotonic() + STDIN_SECONDS
     with tempfile.TemporaryFile() as kept:
         while is_waiting and kept.tell() < 2**20 and select.select([0], [], [], 1)[0]:
             part = os.read(0, 2**16)
             kept.write(part)
-            is_waiting = bool(part)
+            is_waiting = bool(part) and time.monotonic() < end
         if kept.tell():
             kept.flush()
             os.dup2(kept.fileno(), 0)

@@ -8,12 +8,15 @@ import sys
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, environment, run_python, small, write_tokens
 
+from bench.commands.audit import Audit
 from bench.predict.store import run_traces
 from bench.report.page import write_html
+from gpt_speed import cli
 from gpt_speed.audit import render
 from gpt_speed.audit.checks import CANT_TELL, HAS, LACKS, NO_HARDWARE, NOT_HERE, check
 from gpt_speed.audit.other_gpus import work_of
@@ -484,6 +487,30 @@ def test_gains_are_from_the_most_similar_machine(name, device, dtype, expected, 
     gains, where = gains_on(machine, reference_sessions())
     assert where == f"measured on {expected}"
     assert gains["05-bfloat16"] == pytest.approx(gain, abs=0.1)
+
+
+def test_ranks_are_not_taken_for_what_is_left_over(monkeypatch):
+    """Those beside the first one have begun before it looks."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr("bench.commands.audit.alone", None)
+    monkeypatch.setattr(cli, "audited", lambda args, sessions: None)
+    setup = SimpleNamespace(
+        args=SimpleNamespace(module=[], script=["x.py"]), options=[], results=ROOT / "results"
+    )
+    assert Audit().answer(setup) == ""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="of a Unix's pipes")
+def test_a_pipe_without_an_end_is_not_waited_for():
+    code = (
+        "from gpt_speed import children; children.STDIN_SECONDS = 0.3; children.keep_stdin();"
+        " print('on')"
+    )
+    endless = "import time\nwhile True:\n    print('x', flush=True)\n    time.sleep(0.1)"
+    with subprocess.Popen([sys.executable, "-c", endless], stdout=subprocess.PIPE) as writer:
+        done = run_python("-c", code, stdin=writer.stdout, cwd=ROOT, fork=False)
+        writer.kill()
+    assert done.stdout == "on\n"
 
 
 @pytest.mark.parametrize(("others", "is_busy"), [(None, False), (0.1, False), (1.3, True)])

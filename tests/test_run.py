@@ -184,6 +184,22 @@ def test_resume_repeats_what_is_missing_or_changed(place, plan, capsys):
     ]
 
 
+def test_resume_sees_what_else_a_run_reads(place):
+    """As the script that gradients are compared to, and the program that compares them."""
+    driver = place.folder / "driver.py"
+    driver.write_text("one")
+
+    class Driven(Toy):
+        def driver(self, setup, run):
+            return [driver, "--reference", driver]
+
+    study = Driven(place.plan("a"))
+    assert place.run(study, rounds=1) == [("a", 1, 123)]
+    assert place.run(study, rounds=1, resume=REQUIRED) == []
+    driver.write_text("another")
+    assert place.run(study, rounds=1, resume=REQUIRED) == [("a", 1, 123)]
+
+
 def test_resume_knows_how_a_run_ran_that_was_left_out_since(place):
     """Though the plan in between doesn't name it: on other cores it is another one."""
 

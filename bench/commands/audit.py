@@ -35,8 +35,8 @@ class Audit(Command):
         behind = args.module or args.script
         behind += ["--", *setup.options] if setup.options else []
         sessions = [*own_sessions(setup.results), *reference_sessions()]
-        is_first = int(os.environ.get("RANK", 0)) == 0  # of torchrun's ranks
-        with alone() if is_first else nullcontext():
+        is_rank = "RANK" in os.environ  # of torchrun, beside others, which aren't left over
+        with nullcontext() if is_rank else alone():
             result = cli.audited(args, sessions)
         if result is None:
             return ""

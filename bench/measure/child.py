@@ -96,7 +96,7 @@ def run_job(
         environment = cache_variables(cache) | study.environment
         timeout = HANG_SECONDS + 5 * length.seconds
         ended = run_until(timeout, command, study.cores(job.run), environment)
-        check_inputs(job.run, measurement, setup)
+        check_inputs(job.run, measurement, study, setup)
         events = read_child(scratch / "results")
         outcome = outcome_of(ended, events)
         if outcome.complete:
@@ -148,12 +148,20 @@ def run_until(
     return Ended(code, err, time.perf_counter() - began)
 
 
-def check_inputs(run: Run, measurement: Measurement, setup: Setup) -> None:
+def source_of(run: Run, study: Measurable, setup: Setup) -> str:
+    """Returns the SHA-256 of what a run's results come from: its script, and the files of a program
+    that runs it. Raises UserError, StackError, OSError."""
+    files = [word for word in study.driver(setup, run) if isinstance(word, Path)]
+    text = setup.scripts.text(run.script)
+    return sha256(b"".join([text, *(file.read_bytes() for file in files)]))
+
+
+def check_inputs(run: Run, measurement: Measurement, study: Measurable, setup: Setup) -> None:
     """Raises UserError where the tokens or the script were changed while a run read them, since
     what it has measured isn't known then."""
     measurement.check_tokens(setup)
     # Only a script that runs where it lies can change.
-    if sha256(setup.scripts.text(run.script)) != measurement.sources[run.name]:
+    if source_of(run, study, setup) != measurement.sources[run.name]:
         raise UserError(f"{relative(run.script)} was edited while it ran: --resume repeats it")
 
 

@@ -3,7 +3,7 @@
 One JSON object per line, each with its `event`:
 
     study  id, study, kind, time, machine, matmul_peak, data (the SHA-256 of meta.json), sources
-           (that of each run's script), options (behind --), commit, lengths (the options by which
+           (that of each run's script, and of a program that runs it), options (behind --), commit, lengths (the options by which
            each run ends), and plan: every run, and how long and how often it runs
     run    id, name, round, seed, command, source_sha256, compiled (whether what an earlier round
            has compiled was there)
@@ -433,7 +433,7 @@ def alone() -> Iterator[None]:
         left = left_over()
         if left:
             raise UserError(
-                "what another start of measure.py has started still runs, and would"
+                "what another start of this clone's tools has started still runs, and would"
                 f" distort this one: process {listed(map(str, left))}"
             )
         yield

@@ -12,7 +12,7 @@ from pathlib import Path
 from bench import common, processes
 from bench.common import BUILD, ELSEWHERE, relative
 from bench.measure import sizing
-from bench.measure.child import as_typed, command_of, run_job
+from bench.measure.child import as_typed, command_of, run_job, source_of
 from bench.measure.journal import Measurement, Result, append, data_of, journal_of, read_journal
 from bench.measure.plan import Job, Measurable, Plan, Setup
 from bench.measure.records import Status
@@ -207,9 +207,8 @@ class Runner:
         )
 
     def sources_of(self, plan: Plan) -> dict[str, str]:
-        """Returns the SHA-256 of each run's script."""
-        scripts = self.setup.scripts
-        return {run.name: common.sha256(scripts.text(run.script)) for run in plan.runnable}
+        """Returns the SHA-256 of what each run's results come from."""
+        return {run.name: source_of(run, self.study, self.setup) for run in plan.runnable}
 
     def look_around(self) -> dict[str, float]:
         """Prepares tokens, and returns the machine's matmul throughput; the measurement keeps both,
