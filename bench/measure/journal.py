@@ -3,8 +3,9 @@
 One JSON object per line, each with its `event`:
 
     study  id, study, kind, time, machine, matmul_peak, data (the SHA-256 of meta.json), sources
-           (that of each run's script, and of a program that runs it), options (behind --), commit, lengths (the options by which
-           each run ends), and plan: every run, and how long and how often it runs
+           (that of each run's script, with what else it reads), options (behind --), commit,
+           lengths (the options by which each run ends), and plan: every run, and how long and how
+           often it runs
     run    id, name, round, seed, command, source_sha256, compiled (whether what an earlier round
            has compiled was there)
     ...    the lines of the run's own record: see bench.measure.records
