@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, environment, run_python, small, write_tokens
+from made_up import copy_of_checkout
 
 from bench.commands.audit import Audit
 from bench.predict.store import run_traces
@@ -563,6 +564,12 @@ def test_what_ends_a_step(name, key, steps, forked_children):
     assert (timed["key"], timed["steps"]) == (key, steps)
 
 
+@pytest.fixture
+def own_audit(tmp_path):
+    """The command of a clone of its own: in this one other tests start tools at the same time."""
+    return copy_of_checkout(tmp_path / "clone") / "measure.py", "audit", "--results-dir"
+
+
 def printed(*command) -> str:
     done = run_python(*command, fork=False, env=environment(OMP_NUM_THREADS="1"))
     assert not done.returncode, done.stderr
@@ -570,13 +577,13 @@ def printed(*command) -> str:
 
 
 @pytest.mark.slow
-def test_accelerate_launch(tmp_path, capfd):
+def test_accelerate_launch(tmp_path, own_audit, capfd):
     """It starts a child; so it has to start the audit."""
     pytest.importorskip("accelerate")
     launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
     with pytest.raises(UserError, match="its children computed for .* let torchrun or accelerate"):
         audit([*launch, str(TOYS), "accelerated"], 4)
-    assert "64 tokens a step" in printed(*launch, *AUDIT, tmp_path, TOYS, "accelerated")
+    assert "64 tokens a step" in printed(*launch, *own_audit, tmp_path, TOYS, "accelerated")
 
 
 def test_it_ends_whatever_is_caught(tmp_path, monkeypatch, forked_children):
@@ -601,9 +608,9 @@ def test_a_module_and_its_arguments(tmp_path, monkeypatch, forked_children):
 
 
 @pytest.mark.slow
-def test_the_command_and_its_page(tmp_path):
+def test_the_command_and_its_page(tmp_path, own_audit):
     text, *_ = (
-        printed(*AUDIT, tmp_path, "--name", "mine", "--gpu", "4090, T4", TOYS, "by_hand")
+        printed(*own_audit, tmp_path, "--name", "mine", "--gpu", "4090, T4", TOYS, "by_hand")
         .strip()
         .rpartition("\n")
     )
