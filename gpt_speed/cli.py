@@ -130,10 +130,12 @@ def add_audit(parser: argparse.ArgumentParser, python: str = "") -> None:
     add_script(parser, python)
 
 
-def audited(args: argparse.Namespace, sessions: Iterable[Session]) -> dict | None:
-    """Returns an audit by its options; None in a rank of torchrun that isn't the first. Raises
-    UserError."""
-    command, cards = command_of(args), named(args.gpu) if args.gpu else []
+def audited(
+    args: argparse.Namespace, command: list[str], sessions: Iterable[Session]
+) -> dict | None:
+    """Returns an audit of a command by its options; None in a rank of torchrun that isn't the
+    first. Raises UserError."""
+    cards = named(args.gpu) if args.gpu else []
     python = python_of(args)
     timed, watched = audit(command, args.minutes, python)
     if int(os.environ.get("RANK", 0)):
@@ -184,7 +186,7 @@ def title_of(command: list[str]) -> str:
 
 def run_audit(args: argparse.Namespace) -> int:
     """Prints an audit, and writes its page; returns the exit code."""
-    result = audited(args, reference_sessions())
+    result = audited(args, command_of(args), reference_sessions())
     if result is None:
         return 0
     page = Path(page_name(result["command"], args.name))

@@ -494,9 +494,9 @@ def test_ranks_are_not_taken_for_what_is_left_over(monkeypatch):
     """Those beside the first one have begun before it looks."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr("bench.commands.audit.alone", None)
-    monkeypatch.setattr(cli, "audited", lambda args, sessions: None)
+    monkeypatch.setattr(cli, "audited", lambda args, command, sessions: None)
     setup = SimpleNamespace(
-        args=SimpleNamespace(module=[], script=["x.py"]), options=[], results=ROOT / "results"
+        args=SimpleNamespace(module=[], script=[str(TOYS)]), options=[], results=ROOT / "results"
     )
     assert Audit().answer(setup) == ""
 

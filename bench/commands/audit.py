@@ -32,12 +32,13 @@ class Audit(Command):
 
     def answer(self, setup):
         args = setup.args
-        behind = args.module or args.script
-        behind += ["--", *setup.options] if setup.options else []
+        command = cli.command_of(args)
+        if setup.options:  # those behind -- are the script's
+            command += ["--", *setup.options]
         sessions = [*own_sessions(setup.results), *reference_sessions()]
         is_rank = "RANK" in os.environ  # of torchrun, beside others, which aren't left over
         with nullcontext() if is_rank else alone():
-            result = cli.audited(args, sessions)
+            result = cli.audited(args, command, sessions)
         if result is None:
             return ""
         folder = Path.cwd() if setup.results == ROOT / "results" else setup.results
