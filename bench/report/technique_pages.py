@@ -253,12 +253,15 @@ def technique_cards() -> str:
     return "\n".join(map(technique_card, techniques()))
 
 
+def gain_text(gain: Gain) -> str:
+    """Writes times the speed and, where it is known, times the memory."""
+    factors = [speed_text(gain), *filter(None, [memory_text(gain)])]
+    return f"{gain.machine} {', '.join(f'{factor}×' for factor in factors)}{others_text(gain)}"
+
+
 def technique_card(technique: Technique) -> str:
     patch, fields = technique.patch, technique.patch.fields
-    gains = "; ".join(
-        f"{gain.machine} {speed_text(gain)}×, {memory_text(gain)}×{others_text(gain)}"
-        for gain in technique.gains
-    )
+    gains = "; ".join(map(gain_text, technique.gains))
     diff = stack.read(stack.ROOT / patch.file)[len(patch.header) :].decode()
     return f"""## {technique.title}
 {patch.prose}
