@@ -217,8 +217,9 @@ def test_resume_knows_how_a_run_ran_that_was_left_out_since(place):
     assert {len(measured.results) for measured in read_journal(place.path)} == {2}
 
 
-def test_runs_of_another_length_are_measured_again(place, monkeypatch):
-    """All runs of a plan have as many steps, so that a run with a smaller batch makes the others
+@pytest.fixture
+def smaller_b(place, monkeypatch):
+    """Gives b a smaller batch than a; all runs of a plan have as many steps, so that b makes a
     longer."""
     batches = dict(a=4, b=1)
     monkeypatch.setattr(
@@ -229,22 +230,18 @@ def test_runs_of_another_length_are_measured_again(place, monkeypatch):
             for run in runs
         },
     )
+
+
+@pytest.mark.usefixtures("smaller_b")
+def test_runs_of_another_length_are_measured_again(place):
     assert place.run(place.plan("a")) == [("a", 1, 123)]
     assert place.run(place.plan("a", "b"), resume=REQUIRED) == [("a", 1, 123), ("b", 1, 123)]
     assert place.run(place.plan("a", "b"), resume=REQUIRED) == []
 
 
-def test_runs_of_another_length_do_not_come_back_from_the_journal(place, monkeypatch):
+@pytest.mark.usefixtures("smaller_b")
+def test_runs_of_another_length_do_not_come_back_from_the_journal(place):
     """Pages read it, also where the second start ended before it measured again."""
-    batches = dict(a=4, b=1)
-    monkeypatch.setattr(
-        sizing,
-        "configurations",
-        lambda runs, setup: {
-            run.name: dict(model="cpu-demo", batch_size=batches[run.name], context_length=256)
-            for run in runs
-        },
-    )
     place.run(place.plan("a"), rounds=2)
     place.run(place.plan("a", "b"), resume=REQUIRED, deadline=0)
     (kept,) = read_journal(place.path)

@@ -514,8 +514,7 @@ def prepare() -> None:
     script["hook"](torch.autograd, "backward", keeper.begin_backward)
     register_optimizer_step_pre_hook(keeper.begin_update)
     note_autocast(torch.amp.autocast_mode.autocast)
-    if keeper.order["float32"]:
-        torch.set_float32_matmul_precision = lambda precision: None
+    torch.set_float32_matmul_precision = lambda precision: None  # TF32 would hide what is off
     if COMPILES:
         config = importlib.import_module("torch._inductor.config")
         config.fallback_random = keeper.order["same_masks"]

@@ -43,7 +43,8 @@ class Order:
 
     @property
     def environment(self) -> dict[str, str]:
-        variables = dict(PYTHONHASHSEED="0")
+        # TF32 would hide what is off; a script may switch it on in several ways.
+        variables = dict(PYTHONHASHSEED="0", NVIDIA_TF32_OVERRIDE="0")
         if not self.compiled:  # "0" would switch PyTorch 2.4's off, too
             variables["TORCH_COMPILE_DISABLE"] = "1"
         for switch in self.switches:
