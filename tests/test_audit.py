@@ -48,7 +48,7 @@ UNSEEN_ON_CPU = {"02-tensor-cores", "04-pinned-memory", "05-bfloat16", "10-batch
 def watch(folder, *command, key=0, **options) -> dict:
     """Returns the report of the watched step of a script."""
     report = folder / "report.json"
-    order = dict(mode="watch", report=str(report), key=key, watched=2)
+    order = dict(mode="watch", report=str(report), key=key, skipped=2, steps=1)
     done = run_python(CHILD, json.dumps(order), *command, **options)
     assert report.exists(), done.stderr
     facts = json.loads(report.read_text())
@@ -514,10 +514,26 @@ def test_a_pipe_without_an_end_is_not_waited_for():
     assert done.stdout == "on\n"
 
 
-@pytest.mark.parametrize(("others", "is_busy"), [(None, False), (0.1, False), (1.3, True)])
-def test_a_busy_machine_is_told_first(ladder, tmp_path, others, is_busy):
-    first, *_ = report_of(ladder(0), tmp_path, others=others)["head"]
-    assert ("1.3 of its cores" in first) == is_busy
+@pytest.mark.parametrize(
+    ("others", "computing", "is_busy"),
+    [
+        (None, None, []),
+        (0.1, 0.99, []),
+        (1.3, 0.99, ["1.3 of its cores"]),
+        (1.3, 0.4, ["1.3 of its cores", "a core for only 40% of the time"]),
+        (None, 0.4, ["a core for only 40% of the time"]),
+    ],
+)
+def test_a_busy_machine_is_told_first(ladder, tmp_path, others, computing, is_busy):
+    first, *_ = report_of(ladder(0), tmp_path, others=others, computing=computing)["head"]
+    assert first.startswith("**") == bool(is_busy) and all(words in first for words in is_busy)
+
+
+def test_a_script_that_waits_has_no_core(forked_children):
+    timed, _ = audit([str(TOYS), "sleeps"], 2)
+    assert timed["computing"] < 0.6
+    timed, _ = audit([str(TOYS), "fast"], 2)
+    assert timed["computing"] is None or timed["computing"] > 0.3
 
 
 def test_a_machine_that_hides_its_memory(monkeypatch):
@@ -590,7 +606,7 @@ def test_it_ends_whatever_is_caught(tmp_path, monkeypatch, forked_children):
     monkeypatch.chdir(tmp_path)
     timed, watched = audit([str(TOYS), "catches_all"], 2)
     assert not list(tmp_path.iterdir())  # nothing was saved
-    assert len(timed["seconds"]) == 20 and watched["steps"] == 3
+    assert len(timed["seconds"]) == 20 and watched["steps"] == 5
 
 
 def test_a_module_and_its_arguments(tmp_path, monkeypatch, forked_children):
@@ -656,7 +672,7 @@ def test_ranks_end_after_the_same_step(tmp_path):
 def test_a_report_is_read_after_a_time_out(monkeypatch):
     """Where a process writes it, and then doesn't end."""
 
-    def run_child(command, timeout):
+    def run_child(command, timeout, environment):
         report = Path(json.loads(command[2])["report"])
         report.write_text(json.dumps(dict(how="failed", error="ValueError: the real reason")))
         raise subprocess.TimeoutExpired(command, timeout, stderr=b"its traceback")

@@ -10,11 +10,12 @@ from gpt_speed.audit.notes import notes_of
 from gpt_speed.audit.other_gpus import speeds_on, speeds_text
 from gpt_speed.audit.step import Step
 from gpt_speed.cards import PEAK_FLOPS
-from gpt_speed.common import counted, memory_text
+from gpt_speed.common import counted, listed, memory_text
 from gpt_speed.gains import expected
 from gpt_speed.tables import Column, Table, markdown, num_col, text_col
 
 BUSY = 0.3  # cores that others may use
+COMPUTING = 0.85  # share of the time for which the script needs a core
 # Of gpt_speed.speed.KINDS, where they have other names for people.
 NAMES = dict(
     products="matmuls", head="head and loss", loss="head and loss", rest="norms and the rest"
@@ -112,7 +113,7 @@ def summary(timed: dict, machine: dict, figures: dict) -> list[str]:
     rate = f"{figures['rate'] / 1e12:,.3g} TFLOP/s"
     of = f"MFU (of {rate})" if figures["mfu"] else f"of the {rate} that large matmuls reach here"
     return [
-        *busy_line(timed.get("others")),
+        *busy_line(timed.get("others"), timed.get("computing")),
         f"{machine['name']}, PyTorch {machine['torch']}: {figures['seconds']:.3g} s a step"
         f" ({figures['fastest']:.3g}–{figures['slowest']:.3g},"
         f" {counted(figures['steps'], 'step')}){speed}",
@@ -125,13 +126,21 @@ def summary(timed: dict, machine: dict, figures: dict) -> list[str]:
     ]
 
 
-def busy_line(others: float | None) -> list[str]:
-    """Tells, first of all, whether other programs disturbed the timed steps."""
-    if not others or others < BUSY:
+def busy_line(others: float | None, computing: float | None) -> list[str]:
+    """Tells, first of all, whether the timed steps were disturbed: by the cores that other programs
+    used, and by the share of the time for which the script had one."""
+    is_busy, has_waited = (others or 0) >= BUSY, computing is not None and computing < COMPUTING
+    reasons = []
+    if has_waited:
+        reasons.append(f"the script had a core for only {computing:.0%} of the time")
+    if is_busy:
+        reasons.append(f"other programs used {others:.1f} of its cores meanwhile")
+    if not reasons:
         return []
+    head = "The machine was busy" if is_busy else "The machine was busy, or the script waited"
     return [
-        f"**The machine was busy**: other programs used {others:.1f} of its cores meanwhile, so"
-        " that the figures, the shares, and the order of the rows may mislead"
+        f"**{head}**: {listed(reasons)}, so that the figures, the shares, and the order of the rows"
+        " may mislead"
     ]
 
 

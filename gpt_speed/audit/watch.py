@@ -1,6 +1,8 @@
-"""Notes every operator of a step, in the process that trains: Watch makes a WatchedOp of each."""
+"""Notes every operator of a step, in the process that trains: Watch makes a Recording of a step,
+with a WatchedOp of each operator."""
 
 import contextlib
+import functools
 import importlib
 import itertools
 import os
@@ -10,10 +12,11 @@ import time
 import traceback
 import weakref
 from dataclasses import dataclass, field
+from statistics import median, median_low
+from typing import NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 SCALARS = "dim", "exponent", "is_causal", "causal", "non_blocking"  # arguments that checks read
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -23,12 +26,13 @@ COMPILER = os.path.join(TORCH, "_dynamo", "eval_frame.py")
 NOT_OWN = os.path.join(PACKAGE, ""), os.path.join(TORCH, ""), "<"  # where code isn't the script's
 MEAN = 1  # of a loss's `reduction`
 counting = runpy.run_path(os.path.join(PACKAGE, "counting.py"))
+leaves = counting["leaves"]
 
 
 @dataclass
 class WatchedOp:
     """One call of an operator. gpt_speed.audit.graph.Op has the same fields and says what they
-    are; here an `origin` is an index, and a tensor a list, as Watch.describe returns it."""
+    are; here an `origin` is an index, and a tensor a list, as Recording.describe returns it."""
 
     name: str
     inputs: list[list]
@@ -46,86 +50,46 @@ class WatchedOp:
     seconds: float = 0.0
 
 
-class Watch(TorchDispatchMode):
-    """Notes operators while it is `on`, and knows tensors by the number of their storage."""
-
-    supports_higher_order_operators = True
+class Recording:
+    """What is noted of one step. It knows tensors by the number of their storage."""
 
     def __init__(self):
-        super().__init__()
-        self.on = False
-        self.updates = 0  # that run now, one within another
         self.live = {}  # number and weak reference of each storage that is alive, by its address
         self.count = itertools.count()  # numbers for storages
         self.older = {}  # what describe_older says of storages from before the step, by number
         self.ops = []  # a WatchedOp for each call
+        self.times = []  # the seconds of each of them, a list for each step with equal operators
         self.nodes = {}  # by autograd's sequence numbers, the indices in `ops` of what made nodes
         self.syncs = []  # whether each backward pass reduces gradients over ranks
 
-    def __enter__(self):
-        if hasattr(torch.compiler, "set_stance"):
-            torch.compiler.set_stance("force_eager")
-        else:  # before PyTorch 2.6
-            importlib.import_module("torch._dynamo.eval_frame").set_eval_frame = lambda _: None
-        torch.compiler.is_compiling = is_compiling
-        return super().__enter__()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        plain = torch._C._disabled_torch_dispatch_impl
-        if any(getattr(type, "__torch_dispatch__", plain) is not plain for type in types):
-            return NotImplemented  # a subclass, such as DTensor, first says what it does
-        if not self.on:
-            return func(*args, **kwargs)
-        began = now()
-        result = func(*args, **kwargs)
-        self.note(func, args, kwargs, result, now() - began)
-        return result
-
-    def note(self, func, args, kwargs, result, seconds: float) -> None:
-        """Adds the WatchedOp of a call that took so many seconds."""
+    def add(self, func, args: tuple, kwargs: dict, result, caller: "Caller", phase: str) -> None:
+        """Adds the WatchedOp of a call. Its gradient's operators get its index as their origin."""
         name, arguments = identify(func, args, kwargs)
         flops, kernel = work_of(func, args, kwargs, result)
-        frames = frames_from(sys._getframe(1))
-        phase = self.current_phase()
-        if phase == "backward":
-            origin = self.current_origin()
-        else:
-            origin = None
+        tensors = tensors_in(result)
+        origin = self.current_origin() if phase == "backward" else None
+        if phase != "backward":
             self.nodes.setdefault(torch.autograd._get_sequence_nr() - 1, len(self.ops))
-        place, function = caller_of(frames, phase)
-        devices = [tensor.device.type for tensor in tensors_in((args, result))]
         op = WatchedOp(
             name,
             inputs=self.inputs(arguments),
-            outputs=[self.describe(tensor) for tensor in tensors_in(result)],
+            outputs=[self.describe(tensor) for tensor in tensors],
             phase=phase,
             origin=origin,
-            place=place,
-            function=function,
-            call=hash(tuple((frame.f_code, frame.f_lasti) for frame in frames)),
-            compiled=is_compiled(frames) or origin is not None and self.ops[origin].compiled,
-            device=devices[0] if devices else "",
+            place=caller.place,
+            function=caller.function,
+            call=caller.call,
+            compiled=caller.is_compiled or origin is not None and self.ops[origin].compiled,
+            device=next((x.device.type for x in tensors_in(args) or tensors), ""),
             flops=flops,
             kernel=kernel,
             scalars=scalars_of(name, arguments, result) | transfer_of(name, arguments, result),
-            seconds=seconds,
         )
         self.ops.append(op)
 
-    def note_backward(self, tensors) -> None:
+    def add_backward(self, tensors) -> None:
         """Adds a WatchedOp that stands for the begin of a backward pass from the tensors."""
-        self.on = False  # what describing them computes is no part of the step
         self.ops.append(WatchedOp("backward", self.inputs(dict(tensors=tensors)), phase="backward"))
-        self.on = True
-
-    def current_phase(self) -> str:
-        """Returns the phase that the running operator belongs to."""
-        if torch._C._current_graph_task_id() != -1:
-            return "backward"
-        if self.updates and not torch.is_grad_enabled():  # else a closure computes the loss
-            return "optimizer"
-        return "forward"
 
     def current_origin(self) -> int | None:
         """Returns, in a backward pass, the index of the forward operator whose gradient is being
@@ -157,16 +121,149 @@ class Watch(TorchDispatchMode):
                 self.older[number] = describe_older(tensor)
         return [self.live[key][0], shape, type]
 
+    def end(self) -> None:
+        """Forgets what only counts during the step, and moves the operators' times aside."""
+        self.times = [[op.seconds for op in self.ops]]
+        self.live, self.nodes = {}, {}
+
+    def is_like(self, other: "Recording") -> bool:
+        """Tells whether another step has the same operators, by name and place, in this order."""
+        return [(op.name, op.place) for op in self.ops] == [(op.name, op.place) for op in other.ops]
+
+    def with_middle_times(self) -> list[dict]:
+        """Returns its operators with the median of each one's times."""
+        middle = map(median, zip(*self.times, strict=True))
+        return [
+            vars(op) | dict(seconds=seconds) for op, seconds in zip(self.ops, middle, strict=True)
+        ]
+
+
+class Watch(TorchDispatchMode):
+    """Notes the operators of steps, between begin_step and end_step."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self):
+        super().__init__()
+        self.updates = 0  # that run now, one within another
+        self.recording = None  # of the step that is being watched
+        self.recordings = []  # of steps that are over; of equal ones the first
+        self.callers = Callers()
+
+    def __enter__(self):
+        if hasattr(torch.compiler, "set_stance"):
+            torch.compiler.set_stance("force_eager")
+        else:  # before PyTorch 2.6
+            importlib.import_module("torch._dynamo.eval_frame").set_eval_frame = lambda _: None
+        torch.compiler.is_compiling = is_compiling
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        plain = torch._C._disabled_torch_dispatch_impl
+        if any(getattr(type, "__torch_dispatch__", plain) is not plain for type in types):
+            return NotImplemented  # a subclass, such as DTensor, first says what it does
+        if self.recording is None:
+            return func(*args, **kwargs)
+        began = now()
+        result = func(*args, **kwargs)
+        seconds = now() - began
+        phase = self.current_phase()
+        caller = self.callers.of(sys._getframe(), phase)
+        self.recording.add(func, args, kwargs, result, caller, phase)
+        self.recording.ops[-1].seconds = seconds
+        return result
+
+    def begin_step(self, optimizers) -> None:
+        """Begins to watch; the optimizers' tensors come before others with their storages."""
+        recording = Recording()
+        recording.inputs(dict(groups=[optimizer.param_groups for optimizer in optimizers]))
+        self.recording = recording
+
+    def begin_backward(self, tensors) -> None:
+        """Notes that a backward pass from the tensors begins."""
+        recording, self.recording = self.recording, None  # to describe them is no part of the step
+        recording.add_backward(tensors)
+        self.recording = recording
+
+    def end_step(self) -> None:
+        """Keeps what was noted; of a step with the same operators as another one only the times,
+        since a description takes memory."""
+        recording, self.recording = self.recording, None
+        recording.end()
+        for other in self.recordings:
+            if recording.is_like(other):
+                other.times += recording.times
+                return
+        self.recordings.append(recording)
+
+    def middle(self) -> Recording:
+        """Returns the recording of the step that took, of all, the middle time."""
+        totals = [
+            (sum(seconds), index)
+            for index, recording in enumerate(self.recordings)
+            for seconds in recording.times
+        ]
+        _, index = median_low(totals)
+        return self.recordings[index]
+
+    def current_phase(self) -> str:
+        """Returns the phase that the running operator belongs to."""
+        if torch._C._current_graph_task_id() != -1:
+            return "backward"
+        if self.updates and not torch.is_grad_enabled():  # else a closure computes the loss
+            return "optimizer"
+        return "forward"
+
+
+class Caller(NamedTuple):
+    """What a stack of functions says of the operator that was called from it."""
+
+    place: str  # as caller_of returns it
+    function: str
+    call: int  # equal for equal stacks
+    is_compiled: bool
+
+
+class Callers:
+    """Finds callers. Most stacks of a step come again in the next one, and are looked up."""
+
+    def __init__(self):
+        self.known = {}  # places, by stack and phase
+        self.codes = set()  # kept alive, so that no other code gets the address of one
+
+    def of(self, frame, phase: str) -> Caller:
+        """Returns the caller of an operator of a phase, by the innermost frame."""
+        positions, top = [], frame
+        while frame is not None:
+            positions += id(frame.f_code), frame.f_lasti
+            frame = frame.f_back
+        stack = phase, *positions
+        if stack not in self.known:
+            frames = frames_from(top)
+            self.codes |= {frame.f_code for frame in frames}
+            has_compiler = any(frame.f_code.co_filename == COMPILER for frame in frames)
+            self.known[stack] = *caller_of(frames, phase), has_compiler
+        place, function, has_compiler = self.known[stack]
+        compiled = has_compiler and is_compiled(frames_from(top))
+        return Caller(place, function, hash(stack), compiled)
+
 
 def identify(func, args: tuple, kwargs: dict) -> tuple[str, dict]:
     """Returns an operator's name, as "mm", and its arguments by their names in its schema."""
-    name = str(getattr(func, "_overloadpacket", func)).removeprefix("aten.")
-    schema = getattr(func, "_schema", None)  # which operators of higher order don't have
-    if schema:
-        names = [argument.name for argument in schema.arguments]
-    else:
-        names = [str(index) for index in range(len(args))]
+    name, names = signature(func)
+    if names is None:
+        names = map(str, range(len(args)))
     return name, dict(zip(names, args, strict=False)) | kwargs
+
+
+@functools.cache
+def signature(func) -> tuple[str, list[str] | None]:
+    """Returns an operator's name, and its arguments' names; operators of higher order have no
+    schema that tells those."""
+    name = str(getattr(func, "_overloadpacket", func)).removeprefix("aten.")
+    schema = getattr(func, "_schema", None)
+    return name, [argument.name for argument in schema.arguments] if schema else None
 
 
 def work_of(func, args: tuple, kwargs: dict, result) -> tuple[int, tuple | None]:
@@ -236,7 +333,7 @@ def is_tensor(value) -> bool:
 
 
 def tensors_in(value) -> list:
-    return [leaf for leaf in tree_leaves(value) if is_tensor(leaf)]
+    return [leaf for leaf in leaves(value) if is_tensor(leaf)]
 
 
 def is_triangle(tensor) -> bool:
