@@ -230,6 +230,22 @@ class Linear(Apart):
         return q.softmax(-1) @ (k.softmax(-2).mT @ v)
 
 
+class Deep(nn.Module):
+    """Two layers by hand, as BERT-pytorch has them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleList(nn.Linear(C, C) for _ in range(3)) for _ in range(2)
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            q, k, v = (part(x).unflatten(-1, (-1, T)).transpose(1, 2) for part in layer)
+            x = x + joined(F.softmax(q @ k.mT, -1) @ v)
+        return x
+
+
 class Norm(nn.Module):
     """Divides by the standard deviation or the mean square, or is PyTorch's RMSNorm."""
 
@@ -394,10 +410,15 @@ def scripted():
     train(model, lambda ids, targets: loss_of(plain(model(ids)), targets))
 
 
-def square():
+def square(attention=ByHand):
     """As many texts as tokens in each, so that activations have the sizes of scores."""
-    model = Net(ByHand())
+    model = Net(attention())
     train(model, lambda *_: model(*(torch.randint(0, V, (T, T)) for _ in range(2))))
+
+
+def square_heads():
+    """Heads as wide as a text is long, too."""
+    square(Deep)
 
 
 def checkpointed():

@@ -252,6 +252,7 @@ LACKING = dict(
     compiled_in_part=PLAIN - {8},
     checkpointed=PLAIN | {1, 7},
     square=PLAIN | {1, 7},
+    square_heads=PLAIN | {7, 11},
     scripted=PLAIN,
     chunks=PLAIN - {14},
     distributed=PLAIN,
@@ -311,6 +312,13 @@ def test_masks_that_are_hard_to_see(tmp_path):
     assert state(toy("lower", tmp_path), "01-causal-mask") == HAS
     finding = check(Step(toy("capped", tmp_path)))["07-flash-attention"]
     assert finding.evidence.startswith("tanh between scores and values")
+
+
+def test_calls_of_attention_are_counted(tmp_path):
+    """Where a projection has the sizes of what mixes heads, none is lost."""
+    findings = check(Step(toy("square_heads", tmp_path)))
+    for technique in ("07-flash-attention", "11-merged-qkv"):
+        assert findings[technique].evidence.startswith("2 calls of attention")
 
 
 @pytest.mark.slow

@@ -255,11 +255,25 @@ class Candidate:
         """
         if op not in self.weights:
             return False
-        heads = max(self.weights[op].older["shape"][:2])
+        heads = self.weights[op].older["shape"][:2]
         makers = [op, *(tensor.maker for tensor in op.inputs if tensor.maker)]
-        return heads * math.prod(self.size) <= self.count and any(
-            self.is_of_scores(maker.outputs[0].shape) for maker in makers
+        return (
+            max(heads) * math.prod(self.size) <= self.count
+            and any(self.is_of_scores(maker.outputs[0].shape) for maker in makers)
+            and not self.other_sizes.isdisjoint(heads)
         )
+
+    @cached_property
+    def other_sizes(self) -> set[int]:
+        """The sizes of what a softmax makes, without the tokens': one is the number of heads."""
+        softmaxes = walk([self.probabilities], lambda op: op.name in SOFTMAXES)
+        shapes = [op.outputs[0].shape for op in softmaxes if op.name in SOFTMAXES]
+        return {
+            size
+            for shape in shapes
+            if self.is_of_scores(shape)
+            for size in Counter(shape) - Counter(self.size)
+        }
 
     def is_of_scores(self, shape: list[int]) -> bool:
         """Tells whether a shape is that of the scores, in any order of the dimensions."""
