@@ -457,6 +457,60 @@ def tiled_head():
     )
 
 
+def tiles():
+    """As TRL and DeepSpeed have it."""
+    model = Net(norm=Norm("rms"))
+
+    def step(ids, targets):
+        pairs = zip(model.hidden(ids).chunk(2), targets.chunk(2), strict=True)
+        return sum(TiledLoss.apply(x, model.head.weight, target) for x, target in pairs)
+
+    train(model, step)
+
+
+class Labelled(nn.Module):
+    """An image's patches with the embedding of its class, as fast-DiT has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches, self.labels, self.norm = nn.Linear(C, C), nn.Embedding(V, C), nn.LayerNorm(C)
+        self.attention, self.last = Fast(), nn.Linear(C, C)
+
+    def forward(self, patches, labels):
+        x = self.patches(patches) + self.labels(labels)[:, None]
+        return self.last(x + self.attention(self.norm(x)))
+
+
+def labels():
+    """Those that a model is given."""
+    model = Labelled()
+    x = torch.randn(B, T, C)
+    train(model, lambda *_: F.mse_loss(model(x, torch.randint(0, V, (B,))), x))
+
+
+def uneven_labels():
+    """Those that it is to find, in micro-batches of unequal size."""
+    model = nn.Sequential(nn.Linear(C, C), nn.ReLU(), nn.Linear(C, V))
+    optimizer = torch.optim.SGD(model.parameters(), fused=True)
+    for _ in range(4):
+        for size in (4, 12):
+            x, targets = torch.randn(size, C), torch.randint(0, V, (size,))
+            (F.cross_entropy(model(x), targets) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def packed():
+    """A row of tokens, without a dimension for the batch."""
+    model = Net()
+
+    def step(ids, targets):
+        x = model.tokens(ids[0])[None]
+        return loss_of(model.head(x + model.attention(model.norm(x))), targets[:1])
+
+    train(model, step)
+
+
 def chunks():
     model = Net()
 

@@ -235,6 +235,9 @@ LACKING = dict(
     masked_multihead=PLAIN | {1, 7},
     linear=PLAIN,
     tiled_head=PLAIN,
+    tiles=(PLAIN | {6}) - {14},
+    labels=PLAIN - NO_HEAD,
+    packed=PLAIN,
     std_norm=PLAIN | {6},
     rms_norm=PLAIN | {6},
     own_rms_norm=PLAIN,
@@ -319,6 +322,13 @@ def test_calls_of_attention_are_counted(tmp_path):
     findings = check(Step(toy("square_heads", tmp_path)))
     for technique in ("07-flash-attention", "11-merged-qkv"):
         assert findings[technique].evidence.startswith("2 calls of attention")
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("labels", 0), ("packed", 16), ("fast", 32)])
+def test_labels_are_no_tokens(tmp_path, name, tokens):
+    facts = toy(name, tmp_path)
+    assert report_of(facts, tmp_path)["figures"]["tokens"] == tokens
+    assert (state(facts, "14-chunked-head") == NOT_HERE) == (tokens == 0)
 
 
 @pytest.mark.slow
@@ -418,6 +428,8 @@ def test_notes_of_what_is_read_back_and_averaged(tmp_path):
     assert note.startswith("1 value read back")
     (note,) = report_of(toy("uneven", tmp_path), tmp_path)["notes"]
     assert "each of 2 micro-batches of unequal size (8 to 24 tokens)" in note
+    (note,) = report_of(toy("uneven_labels", tmp_path), tmp_path)["notes"]
+    assert "each of 2 micro-batches of unequal size (4 to 12 samples)" in note
 
 
 def test_accumulation_that_memory_does_not_need(tmp_path):

@@ -52,14 +52,14 @@ def note_of_reductions(step: Step) -> str:
 
 
 def note_of_uneven_means(step: Step) -> str:
-    """Tells whether tokens of small micro-batches count more."""
-    sizes = uneven_means(step)
+    """Tells whether tokens, or samples, of small micro-batches count more."""
+    sizes, unit = uneven_means(step), "token" if step.lookups else "sample"
     if not sizes:
         return ""
     return (
         f"the loss is a mean over each of {len(sizes)} micro-batches of unequal size"
-        f" ({min(sizes):,.0f} to {max(sizes):,.0f} tokens): a token of a small one counts"
-        " more. Divide sums by the tokens of all"
+        f" ({min(sizes):,.0f} to {max(sizes):,.0f} {unit}s): a {unit} of a small one counts"
+        f" more. Divide sums by the {unit}s of all"
     )
 
 
@@ -110,7 +110,7 @@ def is_computed(op: Op) -> bool:
 
 
 def uneven_means(step: Step) -> list[float]:
-    """Returns the numbers of tokens of a step's micro-batches if they differ and each one's loss
+    """Returns the numbers of targets of a step's micro-batches if they differ and each one's loss
     is their mean, which nothing but constants weights before its backward pass."""
     sizes = []
     for begin in (op for op in step.ops if op.name == "backward"):

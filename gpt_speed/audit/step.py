@@ -79,12 +79,20 @@ class Step:
 
     @cached_property
     def lookups(self) -> list[Op]:
-        """The look-ups in the table of tokens: the largest one whose indices are data."""
+        """The look-ups in the table of tokens: of those whose indices are data, the largest."""
         tables = defaultdict(list)
         for op in self.training:
             if op.name == "embedding" and any(index.is_data() for index in op.passed("indices")):
                 tables[op.inputs[0].root().storage].append(op)
-        return max(tables.values(), key=lambda ops: ops[0].inputs[0].shape[0], default=[])
+        of_tokens = [ops for ops in tables.values() if any(map(self.reads_tokens, ops))]
+        return max(of_tokens, key=lambda ops: ops[0].inputs[0].shape[0], default=[])
+
+    def reads_tokens(self, lookup: Op) -> bool:
+        """Tells whether what is looked up are tokens: of labels there is one a sample, and no head
+        has their table's shape."""
+        shapes = [index.shape for index in lookup.passed("indices")]
+        are_rows = any(len(shape) > 1 and shape[-1] > 1 for shape in shapes)
+        return are_rows or bool(self.heads_of(lookup.inputs[0]))
 
     @property
     def vocabulary(self) -> int:
@@ -92,10 +100,11 @@ class Step:
 
     @cached_property
     def heads(self) -> list[Op]:
-        """The matmuls with the table of tokens, or else the last weight of its shape."""
-        if not self.lookups:
-            return []
-        table = self.lookups[0].inputs[0]
+        """The matmuls that compute logits."""
+        return self.heads_of(self.lookups[0].inputs[0]) if self.lookups else []
+
+    def heads_of(self, table: Tensor) -> list[Op]:
+        """Returns the matmuls with a table, or else with the last weight of its shape."""
         alike = [
             (op, weight.storage)
             for op, weight in self.weights.items()
