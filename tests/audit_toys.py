@@ -702,6 +702,17 @@ def pieces():
     del last
 
 
+def sleeps():
+    """It waits for something between its steps."""
+
+    def step(*arguments):
+        time.sleep(0.1)
+        return model(*arguments)
+
+    model = Net()
+    train(model, step, steps=12)
+
+
 def catches_all():
     """It trains on after whatever is raised, and saves."""
     model = Net()

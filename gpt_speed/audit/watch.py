@@ -32,11 +32,11 @@ leaves = counting["leaves"]
 @dataclass
 class WatchedOp:
     """One call of an operator. gpt_speed.audit.graph.Op has the same fields and says what they
-    are; here an `origin` is an index, and a tensor a list, as Recording.describe returns it."""
+    are; here an `origin` is an index, and a tensor a tuple, as Recording.describe returns it."""
 
     name: str
-    inputs: list[list]
-    outputs: list[list] = field(default_factory=list)
+    inputs: list[tuple]
+    outputs: list[tuple] = field(default_factory=list)
     phase: str = "forward"
     origin: int | None = None
     place: str = ""
@@ -97,29 +97,29 @@ class Recording:
         node = torch._C._current_autograd_node()
         return self.nodes.get(node._sequence_nr()) if node else None
 
-    def inputs(self, arguments: dict) -> list[list]:
+    def inputs(self, arguments: dict) -> list[tuple]:
         """Describes the tensors in arguments; each description ends with the argument's name."""
         return [
-            [*self.describe(tensor, is_input=True), name]
+            (*self.describe(tensor, is_input=True), name)
             for name, value in arguments.items()
             for tensor in tensors_in(value)
         ]
 
-    def describe(self, tensor, is_input: bool = False) -> list:
-        """Returns [number of storage, shape, type]. Of an input whose storage is new to this class,
+    def describe(self, tensor, is_input: bool = False) -> tuple:
+        """Returns (number of storage, shape, type). Of an input whose storage is new to this class,
         which means older than the step, `older` gets a description."""
-        shape, type = [*tensor.shape], str(tensor.dtype).removeprefix("torch.")
+        shape, type = tuple(tensor.shape), type_name(tensor.dtype)
         try:
             storage = tensor.untyped_storage()
         except (RuntimeError, NotImplementedError):  # sparse, or a tensor without storage
-            return [-1, shape, type]
+            return -1, shape, type
         key = storage._cdata
         if key not in self.live:
             number = next(self.count)
             self.live[key] = number, weakref.ref(storage, lambda _: self.live.pop(key, None))
             if is_input:
                 self.older[number] = describe_older(tensor)
-        return [self.live[key][0], shape, type]
+        return self.live[key][0], shape, type
 
     def end(self) -> None:
         """Forgets what only counts during the step, and moves the operators' times aside."""
@@ -229,7 +229,7 @@ class Callers:
     """Finds callers. Most stacks of a step come again in the next one, and are looked up."""
 
     def __init__(self):
-        self.known = {}  # places, by stack and phase
+        self.known = {}  # by stack and phase
         self.codes = set()  # kept alive, so that no other code gets the address of one
 
     def of(self, frame, phase: str) -> Caller:
@@ -237,16 +237,16 @@ class Callers:
         positions, top = [], frame
         while frame is not None:
             positions += id(frame.f_code), frame.f_lasti
+            if frame.f_code.co_filename == COMPILER:
+                positions.append(is_compiler(frame))
             frame = frame.f_back
         stack = phase, *positions
         if stack not in self.known:
             frames = frames_from(top)
             self.codes |= {frame.f_code for frame in frames}
-            has_compiler = any(frame.f_code.co_filename == COMPILER for frame in frames)
-            self.known[stack] = *caller_of(frames, phase), has_compiler
-        place, function, has_compiler = self.known[stack]
-        compiled = has_compiler and is_compiled(frames_from(top))
-        return Caller(place, function, hash(stack), compiled)
+            place, function = caller_of(frames, phase)
+            self.known[stack] = Caller(place, function, hash(stack), is_compiled(frames))
+        return self.known[stack]
 
 
 def identify(func, args: tuple, kwargs: dict) -> tuple[str, dict]:
@@ -264,6 +264,11 @@ def signature(func) -> tuple[str, list[str] | None]:
     name = str(getattr(func, "_overloadpacket", func)).removeprefix("aten.")
     schema = getattr(func, "_schema", None)
     return name, [argument.name for argument in schema.arguments] if schema else None
+
+
+@functools.cache
+def type_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def work_of(func, args: tuple, kwargs: dict, result) -> tuple[int, tuple | None]:
@@ -356,11 +361,13 @@ def is_own(frame) -> bool:
 
 def is_compiled(frames: list) -> bool:
     """Tells whether torch.compile, which only runs functions here, runs the innermost frame."""
-    return any(
-        frame.f_code.co_filename == COMPILER
-        and type(frame.f_locals.get("self")).__name__ == "OptimizeContext"
-        for frame in frames
-    )
+    return any(frame.f_code.co_filename == COMPILER and is_compiler(frame) for frame in frames)
+
+
+def is_compiler(frame) -> bool:
+    """Tells whether a frame of COMPILER is there for torch.compile, not for a function that it is
+    told to leave alone."""
+    return type(frame.f_locals.get("self")).__name__ == "OptimizeContext"
 
 
 @torch.jit.ignore
