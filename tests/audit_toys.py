@@ -61,6 +61,13 @@ class Fast(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+class Dropping(Fast):
+    """With dropout, for which PyTorch has no kernel on CPUs."""
+
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=0.1)
+
+
 class StoredMask(Fast):
     def __init__(self):
         super().__init__()
@@ -433,6 +440,50 @@ def checkpointed():
     )
 
 
+class Dropped(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.GELU(), nn.Dropout(0.1))
+
+
+def forgetful(use_reentrant=False, preserve_rng_state=False):
+    """Dropout whose masks aren't those of the forward pass when it is computed again."""
+    from torch.utils.checkpoint import checkpoint
+
+    model = Net(activation=Dropped())
+    how = dict(use_reentrant=use_reentrant, preserve_rng_state=preserve_rng_state)
+
+    def step(ids, targets):
+        x = model.norm(model.tokens(ids))
+        return loss_of(model.head(checkpoint(model.activation, x, **how)), targets)
+
+    train(model, step)
+
+
+def forgetful_reentrant():
+    forgetful(use_reentrant=True)
+
+
+def remembering():
+    forgetful(preserve_rng_state=True)
+
+
+def memory_budget():
+    import torch._functorch.config
+
+    torch._functorch.config.activation_memory_budget = 0.5
+    train(torch.compile(Net(activation=Dropped())))
+
+
+@torch.jit.script
+def scripted_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class ScriptedAttention(Fast):
+    def attend(self, q, k, v):
+        return scripted_attention(q, k, v)
+
+
 class TiledLoss(torch.autograd.Function):
     """Head and loss of some tokens at a time, whose gradients are made in the forward pass."""
 
@@ -730,6 +781,7 @@ def thread():
 
 TOYS = dict(
     fast=of(),
+    safe_softmax=of(attention=Dropping),
     stored_mask=of(attention=StoredMask),
     by_hand=of(attention=ByHand),
     assigned=of(attention=Assigned),
@@ -744,6 +796,7 @@ TOYS = dict(
     exponentials=of(attention=Exponentials),
     apart=of(attention=Apart),
     cross=of(attention=Cross),
+    scripted_attention=of(attention=ScriptedAttention),
     multihead=of(attention=Multihead),
     masked_multihead=of(attention=MaskedMultihead),
     linear=of(attention=Linear),

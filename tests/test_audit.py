@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from bench.commands.audit import Audit
 from bench.predict.store import run_traces
 from bench.report.page import write_html
 from gpt_speed import cli
-from gpt_speed.audit import render
+from gpt_speed.audit import marks, render
 from gpt_speed.audit.checks import CANT_TELL, HAS, LACKS, NO_HARDWARE, NOT_HERE, check
 from gpt_speed.audit.other_gpus import work_of
 from gpt_speed.audit.run import audit, watch_order
@@ -233,6 +234,7 @@ LACKING = dict(
     apart=PLAIN | {11},
     cross=PLAIN,
     multihead=PLAIN | {7},
+    scripted_attention=PLAIN,
     masked_multihead=PLAIN | {1, 7},
     linear=PLAIN,
     tiled_head=PLAIN,
@@ -431,6 +433,62 @@ def test_notes_of_what_is_read_back_and_averaged(tmp_path):
     assert "each of 2 micro-batches of unequal size (8 to 24 tokens)" in note
     (note,) = report_of(toy("uneven_labels", tmp_path), tmp_path)["notes"]
     assert "each of 2 micro-batches of unequal size (4 to 12 samples)" in note
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("forgetful", "preserve_rng_state=False, audit_toys.py:"),
+        ("forgetful_reentrant", "preserve_rng_state=False, audit_toys.py:"),
+        ("memory_budget", "activation_memory_budget of 0.5, audit_toys.py:"),
+        ("remembering", ""),
+    ],
+)
+def test_masks_that_differ_in_the_backward_pass(tmp_path, name, cause):
+    notes = report_of(toy(name, tmp_path), tmp_path)["notes"]
+    assert len(notes) == bool(cause) and all(cause in note for note in notes)
+
+
+@pytest.mark.parametrize(("capability", "is_slow"), [("7.5", True), ("8.0", False)])
+def test_bfloat16_without_units_for_it(ladder, tmp_path, capability, is_slow):
+    """On a GPU, where PyTorch says that it is supported."""
+    facts = on_gpu(ladder(5, "--dtype", "bfloat16")) | dict(capability=capability)
+    notes = [note for note in report_of(facts, tmp_path)["notes"] if "in bfloat16" in note]
+    assert [note.startswith("100% of the FLOPs") for note in notes] == [True] * is_slow
+    assert state(facts, "05-bfloat16") == (NO_HARDWARE if is_slow else HAS)
+
+
+def test_the_kernel_of_attention(tmp_path):
+    """Where no fused one runs on a GPU, that is as slow as attention by hand, and has a reason."""
+    facts = on_gpu(toy("fast", tmp_path))
+    assert "flash_attention" in check(Step(facts))["07-flash-attention"].evidence
+    slow = toy("safe_softmax", tmp_path)
+    assert state(slow, "07-flash-attention") == HAS  # on a CPU, as everybody has it there
+    finding = check(Step(on_gpu(slow)))["07-flash-attention"]
+    assert finding.state == LACKS and "math kernel: why isn't known" in finding.evidence
+    for op in slow["ops"]:
+        if op["name"] == "_safe_softmax":
+            op["scalars"]["not_fused"] = dict(flash=["no mask."], efficient=[])
+    finding = check(Step(on_gpu(slow)))["07-flash-attention"]
+    assert finding.evidence.endswith("math kernel: flash: no mask.; efficient: not available")
+
+
+class OnGpu:
+    is_cuda = True
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_what_pytorch_says_against_a_fused_kernel(monkeypatch, fused):
+    def can_use(params, debug):
+        warnings.warn(f"{len(params)} arguments (Triggered internally at a.cpp:1.)", stacklevel=1)
+        return False
+
+    monkeypatch.setattr(marks.cuda, "SDPAParams", lambda *arguments: arguments)
+    monkeypatch.setattr(marks.cuda, "can_use_flash_attention", can_use)
+    monkeypatch.setattr(marks.cuda, "can_use_efficient_attention", lambda *_: fused)
+    reasons = dict(flash=["7 arguments"], efficient=[])
+    expected = {} if fused else dict(not_fused=reasons)
+    assert marks.of_attention(OnGpu(), OnGpu(), OnGpu(), dropout_p=0.1) == expected
 
 
 def test_accumulation_that_memory_does_not_need(tmp_path):

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gpt_speed.audit.attention import Attention
+from gpt_speed.audit.attention import MATH, Attention
 from gpt_speed.audit.graph import Op, Tensor, to_matmuls
 from gpt_speed.audit.layers import layers_of
 from gpt_speed.audit.step import Step
-from gpt_speed.common import counted, memory_text
+from gpt_speed.common import counted, listed, memory_text
 
 HAS, LACKS, CANT_TELL = "has", "missing", "unknown"
 NOT_HERE, NO_HARDWARE = "not in this model", "not on this hardware"
@@ -70,7 +70,7 @@ def tensor_cores(step: Step) -> Finding:
     share = step.flops_share(single)
     if share < 0.01:
         return Finding(NOT_HERE, "no matmuls in float32")
-    if float(step.facts["capability"]) < 8:
+    if step.lacks_bfloat16:
         return Finding(NO_HARDWARE, "of GPUs from compute capability 8.0 on")
     if step.facts["tf32"]:
         return Finding(HAS, "float32 matmuls in TF32")
@@ -124,6 +124,8 @@ def bfloat16(step: Step) -> Finding:
     shares = {type: flops / step.flops.total() for type, flops in step.flops.most_common()}
     half = sum(share for type, share in shares.items() if type not in ("float32", "float64"))
     evidence = "FLOPs in " + ", ".join(f"{type} {share:.0%}" for type, share in shares.items())
+    if step.lacks_bfloat16:
+        return Finding(NO_HARDWARE, evidence)
     if half > 0.9:
         return Finding(HAS, evidence)
     if step.facts["dtype"] != "bfloat16":
@@ -157,7 +159,7 @@ def flash_attention(step: Step) -> Finding:
     """Asks whether attention is PyTorch's function."""
     by_hand = [call for call in step.attentions if call.by_hand]
     if not by_hand:
-        return Finding(HAS, "PyTorch's attention")
+        return kernel_of_attention(step)
     plain = [call for call in by_hand if not call.inexpressible]
     if not plain:
         name = by_hand[0].inexpressible
@@ -167,6 +169,23 @@ def flash_attention(step: Step) -> Finding:
     size = f"{scores.shape[-2]} × {scores.shape[-1]} scores in {scores.type}"
     evidence = f"{counted(len(plain), 'call')} of attention by hand, {size}"
     return Finding(LACKS, evidence, ops_of(plain))
+
+
+def kernel_of_attention(step: Step) -> Finding:
+    """Asks which kernel PyTorch's attention chose on a GPU: math is as slow as attention by hand."""
+    slow = [call for call in step.attentions if call.kernel == MATH]
+    if step.device == "cuda" and slow:
+        evidence = f"PyTorch's attention ran as its math kernel: {reason_for_math(slow[0])}"
+        return Finding(LACKS, evidence, ops_of(slow))
+    kernels = dict.fromkeys(call.kernel for call in step.attentions)
+    return Finding(HAS, f"PyTorch's attention, by {listed(kernels)}")
+
+
+def reason_for_math(call: Attention) -> str:
+    """Returns what PyTorch says against each fused kernel."""
+    told = next((op.scalars["not_fused"] for op in call.ops if "not_fused" in op.scalars), {})
+    reasons = [f"{kernel}: {' '.join(lines) or 'not available'}" for kernel, lines in told.items()]
+    return "; ".join(reasons) or "why isn't known"
 
 
 def ops_of(calls: list[Attention]) -> list[Op]:

@@ -22,12 +22,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional
+import torch.utils.checkpoint
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from watch import Watch, caller_of, frames_from, now  # type: ignore  # beside this file
 
 script = runpy.run_path(str(Path(__file__).parents[1] / "script.py"))
+marks = runpy.run_path(str(Path(__file__).with_name("marks.py")))
 hook = script["hook"]
 WARM_UP = 3  # steps that aren't timed: compilation, first allocations
 ENOUGH = 20  # timed steps
@@ -259,7 +262,14 @@ def compiler_facts() -> dict:
         graphs=graphs,
         new_graphs=max(0, graphs - steps.graphs),
         breaks=compiler_counts("graph_break"),
+        budget=memory_budget(),
     )
+
+
+def memory_budget() -> float:
+    """Returns the share of activations that the compiler may keep for the backward pass."""
+    config = sys.modules.get("torch._functorch.config")
+    return getattr(config, "activation_memory_budget", 1.0)
 
 
 def gpu_facts() -> dict:
@@ -355,12 +365,36 @@ def add_hooks() -> None:
     hook(_BaseDataLoaderIter, "__next__", steps.begin_fetch)
 
 
+def add_marks() -> None:
+    """Lets `watch` mark the operators within functions that are told of in marks.py."""
+    functional = torch.nn.functional
+    hook(torch.utils.checkpoint, "checkpoint", marking(marks["of_checkpoint"]))
+    hook(functional, "scaled_dot_product_attention", marking(marks["of_attention"]))
+    marks["keep_scriptable"](
+        functional.scaled_dot_product_attention, "aten::scaled_dot_product_attention"
+    )
+
+
+def marking(marks_of):
+    """Returns a hook before a function, which marks operators until it ends."""
+
+    def begin(*args, **kwargs):
+        if watch.recording is None:
+            return None
+        outer, watch.marks = watch.marks, watch.marks | marks_of(*args, **kwargs)
+        return lambda: setattr(watch, "marks", outer)
+
+    return begin
+
+
 def main() -> None:
     """Runs the script; always ends the process."""
     del sys.modules["watch"]  # the script may have one of that name
     add_hooks()
     if steps.order["mode"] == "time":
         torch._logging.set_logs(graph_breaks=True, recompiles=True)  # on stderr, with their lines
+    else:
+        add_marks()
     with watch if steps.order["mode"] == "watch" else contextlib.nullcontext():
         error = script["run_script"](sys.argv[2:])
     finish("failed" if error else "ended", error)

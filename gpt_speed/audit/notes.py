@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from gpt_speed.audit.graph import Op, walk
+from gpt_speed.audit.graph import DROPOUTS, Op, walk
 from gpt_speed.audit.step import Step
 from gpt_speed.common import counted
 
@@ -10,6 +10,8 @@ from gpt_speed.common import counted
 def notes_of(step: Step, timed: dict) -> list[str]:
     """Returns a line for each cost that isn't one of the techniques."""
     lines = (
+        *notes_of_masks(step),
+        note_of_bfloat16(step),
         note_of_values_read(step),
         note_of_reductions(step),
         note_of_uneven_means(step),
@@ -19,6 +21,41 @@ def notes_of(step: Step, timed: dict) -> list[str]:
         note_of_waiting(timed),
     )
     return [line for line in lines if line]
+
+
+def notes_of_masks(step: Step) -> list[str]:
+    """Tells where dropout is computed again in the backward pass, with masks of its own."""
+    drawn = [op for op in step.training if op.name in DROPOUTS or op.scalars.get("dropout_p")]
+    in_checkpoint = [op for op in drawn if op.scalars.get("forgets_random")]
+    budget = step.facts["budget"]
+    under_budget = [op for op in drawn if op.compiled and budget < 1]
+    return [
+        f"dropout {cause}, {places_of(ops)}: its masks differ in the backward pass, so that"
+        " gradients are wrong. `gpt-speed gradients` tells which"
+        for cause, ops in (
+            ("in activation checkpointing with preserve_rng_state=False", in_checkpoint),
+            (f"under torch.compile's activation_memory_budget of {budget:g}", under_budget),
+        )
+        if ops
+    ]
+
+
+def note_of_bfloat16(step: Step) -> str:
+    """Tells whether a GPU without units for bfloat16 computes in it."""
+    if not step.lacks_bfloat16 or not step.flops["bfloat16"]:
+        return ""
+    share = step.flops["bfloat16"] / step.flops.total()
+    return (
+        f"{share:.0%} of the FLOPs are in bfloat16, for which GPUs below compute capability 8.0"
+        f" have no units (this one: {step.facts['capability']}), though"
+        " torch.cuda.is_bf16_supported() is True: float16 with a GradScaler is faster"
+    )
+
+
+def places_of(ops: list[Op]) -> str:
+    """Writes the three lines that have most of some operators."""
+    places = Counter(op.place for op in ops if op.place).most_common(3)
+    return ", ".join(place for place, _ in places)
 
 
 def note_of_values_read(step: Step) -> str:
@@ -33,10 +70,9 @@ def note_of_values_read(step: Step) -> str:
     ]
     if not reads:
         return ""
-    places = Counter(op.place for op in reads if op.place).most_common(3)
     return (
-        f"{counted(len(reads), 'value')} read back from tensors in a step,"
-        f" {', '.join(place for place, _ in places)}: on a GPU the program waits for each"
+        f"{counted(len(reads), 'value')} read back from tensors in a step, {places_of(reads)}:"
+        " on a GPU the program waits for each"
     )
 
 

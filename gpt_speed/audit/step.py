@@ -62,6 +62,11 @@ class Step:
         """Returns what matmuls of a type compute in on a GPU."""
         return "TF32" if type == "float32" and self.facts["tf32"] else type
 
+    @property
+    def lacks_bfloat16(self) -> bool:
+        """Tells whether it runs on a GPU without units for bfloat16."""
+        return self.device == "cuda" and float(self.facts["capability"]) < 8
+
     @cached_property
     def seconds(self) -> float:
         """The time of all operators that train."""

@@ -18,7 +18,14 @@ from typing import NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-SCALARS = "dim", "exponent", "is_causal", "causal", "non_blocking"  # arguments that checks read
+SCALARS = (
+    "dim",
+    "exponent",
+    "is_causal",
+    "causal",
+    "dropout_p",
+    "non_blocking",
+)  # arguments that checks read
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TORCH = os.path.dirname(torch.__file__)
 LIBRARIES = os.path.join("site-packages", "")
@@ -146,6 +153,7 @@ class Watch(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.updates = 0  # that run now, one within another
+        self.marks = {}  # scalars for the operators of the functions that run now: see marks.py
         self.recording = None  # of the step that is being watched
         self.recordings = []  # of steps that are over; of equal ones the first
         self.callers = Callers()
@@ -172,6 +180,7 @@ class Watch(TorchDispatchMode):
         caller = self.callers.of(sys._getframe(), phase)
         self.recording.add(func, args, kwargs, result, caller, phase)
         self.recording.ops[-1].seconds = seconds
+        self.recording.ops[-1].scalars |= self.marks
         return result
 
     def begin_step(self, optimizers) -> None:
