@@ -152,7 +152,8 @@ def result_of(
     cards: Iterable[str] = (),
 ) -> dict:
     """Returns an audit, with what the techniques gained in the sessions on our model."""
-    step = Step(watched | machine | dict(system=timed["system"]))
+    undisturbed = {name: timed[name] for name in ("system", "updating")}
+    step = Step(watched | machine | undisturbed)
     gains, gains_from = gains_on(machine | dict(device=step.device), sessions)
     names = technique_names()
     return render.audit_of(command, step, timed, machine, names, gains, gains_from, [*cards])

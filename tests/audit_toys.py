@@ -423,6 +423,12 @@ def square(attention=ByHand):
     train(model, lambda *_: model(*(torch.randint(0, V, (T, T)) for _ in range(2))))
 
 
+def large():
+    """More tokens than a chunk has."""
+    model = Net()
+    train(model, lambda *_: model(*(torch.randint(0, V, (80, T)) for _ in range(2))))
+
+
 def square_heads():
     """Heads as wide as a text is long, too."""
     square(Deep)

@@ -1,7 +1,9 @@
 """measure.py audit: what a script lacks, by the ladder's scripts and by toys."""
 
 import json
+import math
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -28,7 +30,7 @@ from gpt_speed.audit.watch import Recording, Watch, WatchedOp
 from gpt_speed.cards import CARDS
 from gpt_speed.cli import machine_of, page_name, page_of, result_of
 from gpt_speed.common import UserError
-from gpt_speed.gains import OUR_SHARES, expected, gains_on, reference_sessions
+from gpt_speed.gains import OUR_SHARES, Session, expected, gains_on, reference_sessions
 from gpt_speed.speed import seconds
 from patches import stack
 
@@ -516,6 +518,36 @@ def test_graph_breaks_have_their_lines(forked_children):
     assert "a break" in lines[int(place.removeprefix(f"{TOYS.name}:")) - 1]
 
 
+def test_the_update_is_timed_as_a_whole(tmp_path, forked_children):
+    """Its operators alone take less: Python calls them one by one."""
+    timed, watched = audit([str(TOYS), "fast"], 2)
+    watched |= MACHINE | dict(updating=None)
+    by_operators = check(Step(watched))["03-fused-adamw"].share
+    whole = check(Step(watched | dict(updating=0.7)))["03-fused-adamw"].share
+    assert whole == 0.7 and 0 < by_operators < 1 and 0 < timed["updating"] < 1
+
+
+def test_updates_with_a_closure_are_not_timed(tmp_path):
+    """The passes are within them."""
+    assert toy("closure", tmp_path)["updating"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("fast", "a chunk has 1,024 tokens at least, so it would only cost time"),
+        ("autocast", "cast its input and weight before"),
+        ("large", ""),
+    ],
+)
+def test_what_chunks_need(tmp_path, name, says):
+    (row,) = [
+        row for row in report_of(toy(name, tmp_path), tmp_path)["techniques"] if row["number"] == 14
+    ]
+    assert row["state"] == LACKS and says in row["needs"] and bool(says) == bool(row["needs"])
+    assert (row["expected"] <= 1) == (name != "large")
+
+
 def test_a_technique_gains_by_its_share():
     """Twice the share of our model's saves twice the time; one of the whole step as there."""
     gain = 1 / (1 - 0.05)
@@ -526,13 +558,42 @@ def test_a_technique_gains_by_its_share():
     assert expected("03-fused-adamw", 0.5, None) is None
 
 
-def report_of(facts: dict, folder, cards=(), **timed) -> dict:
+def made_up_times(facts: dict, draw: random.Random) -> dict:
+    """Returns facts in which each operator, the updates and Linux took another time."""
+    ops = [op | dict(seconds=draw.expovariate(1) ** 4) for op in facts["ops"]]
+    updating = draw.choice([None, draw.random()])
+    return facts | dict(ops=ops, updating=updating, system=draw.random())
+
+
+def test_no_gain_exceeds_its_bound(ladder):
+    """And no bound is below what a step gains that has nothing of the technique's share."""
+    facts = ladder(0) | dict(huge_pages=False, kept=False)
+    for seed in range(100):
+        draw = random.Random(seed)
+        made_up = made_up_times(facts, draw)
+        gains = {patch: draw.lognormvariate(0.3, 0.5) for patch in TECHNIQUES}
+        session = Session("x", "x", "cpu", "float32", "x", gains)
+        step = Step(made_up)
+        findings = [*check(step).values()]
+        rows = report_of(made_up, sessions=[session])["techniques"]
+        for finding, row in zip(findings, rows, strict=True):
+            bound = row["upper_bound"] or math.inf
+            assert row["expected"] <= bound, (seed, row)
+            if finding.ops:
+                left = sum(op.seconds for op in step.kinds if op.origin not in {*finding.ops})
+                if row["number"] == 3 and made_up["updating"]:
+                    left = step.seconds * (1 - made_up["updating"])
+                assert bound * left >= (1 - 1e-9) * step.seconds, (seed, row)
+
+
+def report_of(facts: dict, folder=None, cards=(), sessions=None, **timed) -> dict:
     timed = (
         facts
         | dict(seconds=[1.0] * 5, breaks={}, new_graphs=0, breaks_at=[], recompiled_at=[])
         | timed
     )
-    return result_of(["a.py"], timed, facts, facts, reference_sessions(), cards)
+    sessions = sessions or reference_sessions()
+    return result_of(["a.py"], timed, facts, facts, sessions, cards)
 
 
 def test_tokens_and_operations(ladder, tmp_path):

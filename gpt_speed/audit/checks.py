@@ -4,6 +4,7 @@ A check follows data flow, not names: attention by hand is a matmul, a softmax o
 of that. Where the evidence isn't certain the state is CANT_TELL: a wrong LACKS is a fault.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from gpt_speed.common import counted, listed, memory_text
 
 HAS, LACKS, CANT_TELL = "has", "missing", "unknown"
 NOT_HERE, NO_HARDWARE = "not in this model", "not on this hardware"
+CHUNK = 1024  # tokens, at least, in a chunk of technique 14's ChunkedLoss
 NATIVE = "native_layer_norm", "gelu", "_fused_rms_norm", "silu"
 PYTORCHS = "profiler", "prim", "c10d", "inductor"  # namespaces of operators, beside aten
 
@@ -26,8 +28,10 @@ class Finding(NamedTuple):
     state: str
     evidence: str
     ops: Sequence[Op] = ()  # that the technique would change
-    share: float = 0.0  # of the step's time that it would change; that of `ops`, if there are any
+    share: float = 0.0  # of the step's time that it would change; else that of `ops`
     place: str = ""  # the script's line to change, if that isn't where the operators run
+    needs: str = ""  # what the technique takes here, beside its lines
+    limit: float = math.inf  # times the speed, which it can't exceed here
 
     @property
     def where(self) -> str:
@@ -90,7 +94,8 @@ def fused_optimizer(step: Step) -> Finding:
     slow = [optimizer for optimizer in optimizers if not optimizer["fused"] and not is_compiled]
     first = (slow or optimizers)[0]  # where it is made, fused=True goes
     state = state_of_optimizers(slow, len(optimizers))
-    return Finding(state, evidence, updates, place=first["place"])
+    share = step.facts["updating"] or 0.0  # more than its operators': they are short
+    return Finding(state, evidence, updates, share, place=first["place"])
 
 
 def state_of_optimizers(slow: list[dict], count: int) -> str:
@@ -172,7 +177,7 @@ def flash_attention(step: Step) -> Finding:
 
 
 def kernel_of_attention(step: Step) -> Finding:
-    """Asks which kernel PyTorch's attention chose on a GPU: math is as slow as attention by hand."""
+    """Asks which kernel PyTorch's attention chose: on a GPU, math is as slow as one by hand."""
     slow = [call for call in step.attentions if call.kernel == MATH]
     if step.device == "cuda" and slow:
         evidence = f"PyTorch's attention ran as its math kernel: {reason_for_math(slow[0])}"
@@ -281,8 +286,22 @@ def chunked_head(step: Step) -> Finding:
     if step.vocabulary <= min(step.heads[0].inputs[-1].shape):
         evidence = "logits are no larger than what they are computed from"
         return Finding(NOT_HERE, evidence)
-    shape = " × ".join(f"{size:,}" for size in step.heads[0].outputs[0].shape)
-    return Finding(LACKS, f"logits of {shape} at once", [*step.heads, *step.losses])
+    return whole_logits(step, step.heads[0])
+
+
+def whole_logits(step: Step, head: Op) -> Finding:
+    """Returns the finding where a head computes all logits of a micro-batch at once."""
+    *sizes, vocabulary = head.outputs[0].shape
+    tokens, needs, limit = math.prod(sizes), [], math.inf
+    if tokens <= CHUNK:
+        needs.append(f"a chunk has {CHUNK:,} tokens at least, so it would only cost time")
+        limit = 1.0
+    if step.weights[head].type != head.type:
+        needs.append("under autocast, cast its input and weight before")
+    shape = " × ".join(f"{size:,}" for size in (*sizes, vocabulary))
+    evidence = f"logits of {shape} at once"
+    ops = [*step.heads, *step.losses]
+    return Finding(LACKS, evidence, ops, needs="; ".join(needs), limit=limit)
 
 
 def kept_memory(step: Step) -> Finding:
@@ -356,7 +375,7 @@ def check(step: Step) -> dict[str, Finding]:
     findings = {}
     for patch, (technique_check, needs) in CHECKS.items():
         finding = not_applicable(step, needs) or technique_check(step)
-        if finding.ops:
+        if finding.ops and not finding.share:
             finding = finding._replace(share=step.time_share(finding.ops))
         findings[patch] = finding
     return findings

@@ -46,10 +46,11 @@ class Mark(NamedTuple):
     process: os.times_result
     thread: float  # of the CPU, by the thread that trains
     machine: float | None  # by all processes: see busy_seconds
+    updates: int  # done until then
 
     @classmethod
-    def now(cls, batches: int) -> "Mark":
-        return cls(batches, os.times(), time.thread_time(), busy_seconds())
+    def now(cls, batches: int, updates: int) -> "Mark":
+        return cls(batches, os.times(), time.thread_time(), busy_seconds(), updates)
 
 
 class Steps:
@@ -59,6 +60,8 @@ class Steps:
         self.order = order
         self.ends = {}  # when steps ended, by key: the index of their optimizer, or "backward"
         self.backwards = 0  # backward passes so far
+        self.updates = []  # when those without a backward pass in them began and ended
+        self.began = None  # the running update's begin, and `backwards` then
         self.optimizers = {}  # in order of their first updates; `backwards` at each one's last
         self.made_at = {}  # the script's lines that make optimizers, by id
         self.has_optimizer = False  # whether one exists, maybe without an update yet
@@ -69,11 +72,15 @@ class Steps:
 
     def begin_update(self, *_) -> None:
         """A hook before an optimizer's update."""
+        if not watch.updates:
+            self.began = moment(), self.backwards
         watch.updates += 1
 
     def end_update(self, optimizer, *_) -> None:
         """A hook after an optimizer's update, which may end a step."""
         watch.updates -= 1
+        if not watch.updates and self.began[1] == self.backwards:
+            self.updates.append((self.began[0], moment()))
         # Within the update of another optimizer, that one's counts.
         if not watch.updates and self.backwards > self.optimizers.get(optimizer, 0):
             self.optimizers[optimizer] = self.backwards
@@ -105,7 +112,7 @@ class Steps:
         """Notes that a step ends, if an update of the optimizer with this key ends one."""
         ends = self.ends.setdefault(key, [])
         ends.append(now())
-        self.marks.setdefault(key, []).append(Mark.now(len(self.waits)))
+        self.marks.setdefault(key, []).append(Mark.now(len(self.waits), len(self.updates)))
         if self.order["mode"] == "time" and key == self.rarest:
             self.end_timed(ends)
         if self.order["mode"] == "watch" and key == self.order["key"]:
@@ -207,8 +214,8 @@ def timing_facts() -> dict:
     ends, marks = steps.ends.get(steps.rarest, []), steps.marks.get(steps.rarest, [])
     seconds = [end - start for start, end in itertools.pairwise(ends)]
     first = min(WARM_UP, len(seconds) // 2)
-    begin = marks[first] if marks else Mark.now(0)
-    end = Mark.now(len(steps.waits))
+    begin = marks[first] if marks else Mark.now(0, 0)
+    end = Mark.now(len(steps.waits), len(steps.updates))
     elapsed = max(end.process.elapsed - begin.process.elapsed, 0.01)
     waited = sum(steps.waits[begin.batches :])
     return dict(
@@ -216,6 +223,7 @@ def timing_facts() -> dict:
         steps=len(ends),
         seconds=seconds[first:],
         waited=waited,
+        updating=share_of_updates(steps.updates[begin.updates :], sum(seconds[first:])),
         workers=steps.workers,
         # Pages took this share at most.
         system=min(1.0, (end.process.system - begin.process.system) / elapsed),
@@ -223,6 +231,28 @@ def timing_facts() -> dict:
         others=cores_of_others(begin, end),
         computing=share_of_computing(begin, end, waited),
     )
+
+
+def moment():
+    """Returns the time; on a GPU an event, since what runs now began earlier."""
+    if not torch.cuda.is_initialized():
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def share_of_updates(updates: list[tuple], elapsed: float) -> float | None:
+    """Returns the share of the elapsed seconds that updates took, with what Python does in them,
+    by the moments of their begins and ends; None where none is known."""
+    if not updates or not elapsed:
+        return None
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+        seconds = sum(begin.elapsed_time(end) / 1000 for begin, end in updates)
+    else:
+        seconds = sum(end - begin for begin, end in updates)
+    return min(1.0, seconds / elapsed)
 
 
 def busy_seconds() -> float | None:

@@ -61,6 +61,9 @@ def row_of(
 ) -> dict:
     """Returns what an audit says of one technique, with its `gain` on our model."""
     share = finding.share
+    # The speedup if that share took no time, unless it is nearly the whole step.
+    bound = 1 / (1 - share) if 0 < share < 0.95 else None
+    here = gain if device == "cuda" else expected(patch, share, gain)
     return dict(
         number=number,
         technique=name,
@@ -69,9 +72,9 @@ def row_of(
         where=finding.where,
         share=share,
         gain=gain,
-        expected=gain if device == "cuda" else expected(patch, share, gain),
-        # The speedup if that share took no time, unless it is nearly the whole step.
-        upper_bound=1 / (1 - share) if 0 < share < 0.95 else None,
+        expected=here and min(here, bound or math.inf, finding.limit),
+        upper_bound=bound,
+        needs=finding.needs,
     )
 
 
@@ -147,7 +150,11 @@ def busy_line(others: float | None, computing: float | None) -> list[str]:
 def screen(audit: dict) -> str:
     """Writes an audit in Markdown, as one screen."""
     rows = [row for row in with_one_compile_row(audit["techniques"]) if is_open(row)]
-    source = f"Gain on our model: {audit['gains_from']}. " if audit["gains_from"] else ""
+    source = (
+        f"Expected gain: from that on our model, {audit['gains_from']}. "
+        if audit["gains_from"]
+        else ""
+    )
     parts = [
         bullets(audit["head"]),
         techniques_table(rows) if rows else "It lacks nothing.\n",
@@ -177,9 +184,10 @@ def techniques_table(rows: list[dict]) -> str:
     gain."""
 
     def order(row: dict) -> tuple[bool, float]:
-        bound = row["upper_bound"]
-        gain = row["expected"] or bound or 1
-        return row["state"] == CANT_TELL, -min(gain, bound or math.inf)
+        return row["state"] == CANT_TELL, -(row["expected"] or row["upper_bound"] or 1)
+
+    def evidence(row: dict) -> str:
+        return ". ".join(filter(None, (row["evidence"], row["needs"])))
 
     def speedup_col(heading: str, name: str) -> Column:
         return Column(heading, lambda row: f"{row[name]:.2f}×" if row[name] else "")
@@ -190,8 +198,8 @@ def techniques_table(rows: list[dict]) -> str:
         text_col("state", "state"),
         Column("share of the step", lambda row: f"{row['share']:.0%}" if row["share"] else ""),
         speedup_col("upper bound", "upper_bound"),
-        speedup_col("gain on our model", "gain"),
-        text_col("evidence", "evidence"),
+        speedup_col("expected gain", "expected"),
+        Column("evidence", evidence, left=True),
         text_col("where", "where"),
     ]
     return markdown(Table(columns, sorted(rows, key=order)))
