@@ -565,14 +565,16 @@ def made_up_times(facts: dict, draw: random.Random) -> dict:
     return facts | dict(ops=ops, updating=updating, system=draw.random())
 
 
-def test_no_gain_exceeds_its_bound(ladder):
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_no_gain_exceeds_its_bound(ladder, device):
     """And no bound is below what a step gains that has nothing of the technique's share."""
-    facts = ladder(0) | dict(huge_pages=False, kept=False)
+    facts = ladder(0) if device == "cpu" else on_gpu(ladder(0))
+    facts |= dict(device=device, huge_pages=False, kept=False)
     for seed in range(100):
         draw = random.Random(seed)
         made_up = made_up_times(facts, draw)
         gains = {patch: draw.lognormvariate(0.3, 0.5) for patch in TECHNIQUES}
-        session = Session("x", "x", "cpu", "float32", "x", gains)
+        session = Session("x", "x", device, facts["dtype"], "x", gains)
         step = Step(made_up)
         findings = [*check(step).values()]
         rows = report_of(made_up, sessions=[session])["techniques"]

@@ -84,7 +84,7 @@ def tensor_cores(step: Step) -> Finding:
 def fused_optimizer(step: Step) -> Finding:
     """Asks whether an optimizer that could be fused is."""
     optimizers = step.facts["optimizers"]
-    updates = [op for op in step.ops if op.phase == "optimizer"]
+    updates = step.updates
     if not optimizers:
         return Finding(CANT_TELL, "no optimizer of torch.optim")
     names = ", ".join(sorted({optimizer["name"] for optimizer in optimizers}))
@@ -94,8 +94,7 @@ def fused_optimizer(step: Step) -> Finding:
     slow = [optimizer for optimizer in optimizers if not optimizer["fused"] and not is_compiled]
     first = (slow or optimizers)[0]  # where it is made, fused=True goes
     state = state_of_optimizers(slow, len(optimizers))
-    share = step.facts["updating"] or 0.0  # more than its operators': they are short
-    return Finding(state, evidence, updates, share, place=first["place"])
+    return Finding(state, evidence, updates, step.update_share, place=first["place"])
 
 
 def state_of_optimizers(slow: list[dict], count: int) -> str:

@@ -78,6 +78,17 @@ class Step:
         return sum(op.seconds for op in self.ops if op.origin in origins) / self.seconds
 
     @cached_property
+    def updates(self) -> list[Op]:
+        """The operators of updates."""
+        return [op for op in self.ops if op.phase == "optimizer"]
+
+    @property
+    def update_share(self) -> float:
+        """The updates' share of the step's time: as they were timed, since Python may take longer
+        to call their short operators than these run; else that of the operators."""
+        return self.facts["updating"] or self.time_share(self.updates)
+
+    @cached_property
     def attentions(self) -> list[Attention]:
         """The calls of attention."""
         return attentions_of(self.training, self.weights)
