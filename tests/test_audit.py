@@ -511,6 +511,20 @@ def test_pages_of_memory_take_a_share(tmp_path):
     ]
 
 
+def test_pages_that_take_no_time_gain_nothing(tmp_path):
+    facts = toy("fast", tmp_path) | dict(system=0.0, kept=False, huge_pages=False)
+    rows = report_of(facts)["techniques"]
+    assert all(row["expected"] <= 1 for row in rows if row["number"] in (12, 15))
+
+
+@pytest.mark.parametrize(("kept", "bound"), [(False, 4), (True, 1.25)])
+def test_an_update_may_cost_pages_elsewhere(ladder, kept, bound):
+    """Where what it frees goes back to Linux, so that the rest of the step needs new pages."""
+    facts = ladder(0) | dict(updating=0.2, system=0.55, kept=kept)
+    (row,) = [row for row in report_of(facts)["techniques"] if row["number"] == 3]
+    assert row["share"] == 0.2 and row["upper_bound"] == pytest.approx(bound)
+
+
 def test_graph_breaks_have_their_lines(forked_children):
     timed, _ = audit([str(TOYS), "broken_graph"], 4)
     lines = TOYS.read_text().splitlines()

@@ -29,6 +29,7 @@ class Finding(NamedTuple):
     evidence: str
     ops: Sequence[Op] = ()  # that the technique would change
     share: float = 0.0  # of the step's time that it would change; else that of `ops`
+    beside: float = 0.0  # what it may save elsewhere, as a share of the step's time
     place: str = ""  # the script's line to change, if that isn't where the operators run
     needs: str = ""  # what the technique takes here, beside its lines
     limit: float = math.inf  # times the speed, which it can't exceed here
@@ -94,7 +95,14 @@ def fused_optimizer(step: Step) -> Finding:
     slow = [optimizer for optimizer in optimizers if not optimizer["fused"] and not is_compiled]
     first = (slow or optimizers)[0]  # where it is made, fused=True goes
     state = state_of_optimizers(slow, len(optimizers))
-    return Finding(state, evidence, updates, step.update_share, place=first["place"])
+    return Finding(
+        state,
+        evidence,
+        updates,
+        share=step.update_share,
+        beside=step.pages_share,
+        place=first["place"],
+    )
 
 
 def state_of_optimizers(slow: list[dict], count: int) -> str:
@@ -262,7 +270,14 @@ def huge_pages(step: Step) -> Finding:
         case True:
             return Finding(HAS, "set for this program or for all")
         case _:
-            return Finding(LACKS, "THP_MEM_ALLOC_ENABLE not set", share=step.facts["system"])
+            return slow_pages(step, "THP_MEM_ALLOC_ENABLE not set")
+
+
+def slow_pages(step: Step, evidence: str) -> Finding:
+    """Returns the finding where Linux makes more pages than it has to: none cost nothing."""
+    share = step.facts["system"]
+    limit = 1 / (1 - share) if share < 1 else math.inf
+    return Finding(LACKS, evidence, share=share, limit=limit)
 
 
 def loss_in_graph(step: Step) -> Finding:
@@ -318,8 +333,7 @@ def kept_memory(step: Step) -> Finding:
         case _, True:
             return Finding(HAS, "large pieces stay with the process")
         case _:
-            evidence = "large pieces go back to Linux when freed"
-            return Finding(LACKS, evidence, share=step.facts["system"])
+            return slow_pages(step, "large pieces go back to Linux when freed")
 
 
 # By the technique's patch: its check, and the device or part of a model that it needs.

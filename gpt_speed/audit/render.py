@@ -60,9 +60,9 @@ def row_of(
     number: int, name: str, patch: str, finding: Finding, gain: float | None, device: str
 ) -> dict:
     """Returns what an audit says of one technique, with its `gain` on our model."""
-    share = finding.share
-    # The speedup if that share took no time, unless it is nearly the whole step.
-    bound = 1 / (1 - share) if 0 < share < 0.95 else None
+    share, most = finding.share, finding.share + finding.beside
+    # The speedup if that took no time, unless it is nearly the whole step.
+    bound = 1 / (1 - most) if 0 < most < 0.95 else None
     here = gain if device == "cuda" else expected(patch, share, gain)
     return dict(
         number=number,
@@ -187,7 +187,7 @@ def techniques_table(rows: list[dict]) -> str:
         return row["state"] == CANT_TELL, -(row["expected"] or row["upper_bound"] or 1)
 
     def evidence(row: dict) -> str:
-        return ". ".join(filter(None, (row["evidence"], row["needs"])))
+        return "; ".join(filter(None, (row["evidence"], row["needs"])))
 
     def speedup_col(heading: str, name: str) -> Column:
         return Column(heading, lambda row: f"{row[name]:.2f}×" if row[name] else "")

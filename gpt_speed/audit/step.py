@@ -88,6 +88,12 @@ class Step:
         to call their short operators than these run; else that of the operators."""
         return self.facts["updating"] or self.time_share(self.updates)
 
+    @property
+    def pages_share(self) -> float:
+        """The share of the step's time in which Linux makes pages, at most, where freed memory goes
+        back to it: operators pay for what others before them have freed."""
+        return self.facts["system"] if self.device == "cpu" and not self.facts["kept"] else 0.0
+
     @cached_property
     def attentions(self) -> list[Attention]:
         """The calls of attention."""
