@@ -670,10 +670,10 @@ def test_a_pipe_without_an_end_is_not_waited_for():
     assert done.stdout == "on\n"
 
 
-def recorded(seconds: dict[str, float]) -> Recording:
-    """Returns a recording whose operators, by their names, took so long."""
+def recorded(times: dict[str, float]) -> Recording:
+    """Returns a recording whose operators, by their names, took so many seconds."""
     recording = Recording()
-    recording.ops = [WatchedOp(name, [], seconds=time) for name, time in seconds.items()]
+    recording.ops = [WatchedOp(name, [], seconds=time) for name, time in times.items()]
     return recording
 
 
@@ -689,8 +689,8 @@ def recorded(seconds: dict[str, float]) -> Recording:
 )
 def test_each_operator_has_its_middle_time(steps, expected):
     watch = Watch()
-    for seconds in steps:
-        watch.recording = recorded(seconds)
+    for times in steps:
+        watch.recording = recorded(times)
         watch.end_step()
     ops = watch.middle().with_middle_times()
     assert {op["name"]: op["seconds"] for op in ops} == expected

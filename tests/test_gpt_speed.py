@@ -278,6 +278,7 @@ def test_gradients_of_a_script(toy, code, says):
     validate(content, "gradients")
     verdict = {4: "wrong", 0: "right" if says == "right" else "not compared"}[code]
     assert content["verdict"] == verdict
+    assert f"{TOYS} runs until its first update" in done.stderr.splitlines()[0]
     told = [verdict, *content["mends"], *content["notes"]]
     assert any(MENDS.get(says, says) in text for text in told)
 
