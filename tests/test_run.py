@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -432,6 +433,22 @@ def test_a_plan_may_depend_on_the_rows_of_the_one_before(place):
     place.children.stop_at = None
     place.run(Dependent(first, second), rounds=2, resume=REQUIRED)
     assert place.measured[0].id == "2" and place.measured[1].id not in "12"
+
+
+def test_what_followed_a_plan_with_other_options_is_not_begun_anew(place):
+    """As time-to-loss with --names, resumed without them, which has another kind of second plan; a
+    third kind, and what was interrupted before the second began, go on."""
+    target, plain, named, last = (
+        place.plan("a", kind=kind, rounds=1) for kind in ("target", "", "named", "last")
+    )
+    place.run(target, named)
+    with pytest.raises(UserError, match="with other options of the study; without --resume"):
+        place.run(target, plain, resume=REQUIRED)
+    assert {measured.kind for measured in read_journal(place.path)} == {"target", "named"}
+    assert place.run(target, named, last, resume=REQUIRED) == [("a", 1, 123)]
+    place.path.unlink()
+    place.run(target)
+    assert place.run(target, plain, resume=REQUIRED) == [("a", 1, 123)]
 
 
 def sizes(place, names="abc", **settings):
@@ -953,6 +970,24 @@ def test_a_question_has_a_time_limit():
     """A GPU that is stuck answers none."""
     with pytest.raises(UserError, match="time.sleep.* gave no answer within 0.5 s$"):
         processes.ask(["-c", "import time; time.sleep(300)"], seconds=0.5)
+
+
+def test_git_has_a_time_limit(tmp_path, monkeypatch):
+    """As on a disk of a network that is gone."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "git").write_text("#!/bin/sh\nexec sleep 300\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(processes, "ROOT", tmp_path)
+    monkeypatch.setattr(children, "run_child", partial(within, 0.5, children.run_child))
+    with pytest.raises(UserError, match="^git rev-parse gave no answer within"):
+        processes.git_commit()
+
+
+def within(seconds, run_child, command, cwd=None, timeout=None, **how):
+    """run_child(), of whose time limit no more than this much is waited."""
+    assert timeout
+    return run_child(command, cwd, min(timeout, seconds), **how)
 
 
 # ---- The command line
