@@ -138,7 +138,7 @@ def audited(
     cards = named(args.gpu) if args.gpu else []
     python = python_of(args)
     timed, watched = audit(command, args.minutes, python)
-    if int(os.environ.get("RANK", 0)):
+    if int(os.environ.get("RANK") or 0):
         return None
     return result_of(command, timed, watched, machine_of(python, timed), sessions, cards)
 

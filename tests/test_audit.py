@@ -18,6 +18,7 @@ from conftest import ROOT, environment, run_python, small, write_tokens
 from made_up import copy_of_checkout
 
 from bench.commands.audit import Audit
+from bench.measure.journal import locked
 from bench.predict.store import run_traces
 from bench.report.page import write_html
 from gpt_speed import cli
@@ -646,15 +647,47 @@ def test_gains_are_from_the_most_similar_machine(name, device, dtype, expected, 
     assert gains["05-bfloat16"] == pytest.approx(gain, abs=0.1)
 
 
-def test_ranks_are_not_taken_for_what_is_left_over(monkeypatch):
-    """Those beside the first one have begun before it looks."""
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr("bench.commands.audit.alone", None)
+@pytest.fixture
+def answer_of_audit(monkeypatch, tmp_path):
+    """What Audit() answers with these variables, at once; build/ is a folder of the test's own."""
+    monkeypatch.setattr("bench.common.BUILD", tmp_path / "build")
     monkeypatch.setattr(cli, "audited", lambda args, command, sessions: None)
     setup = SimpleNamespace(
         args=SimpleNamespace(module=[], script=[str(TOYS)]), options=[], results=ROOT / "results"
     )
-    assert Audit().answer(setup) == ""
+
+    def answer(variables: dict[str, str]) -> str:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        return Audit().answer(setup)
+
+    return answer
+
+
+FIRST, SECOND = (dict(RANK=number, LOCAL_RANK=number) for number in "01")
+
+
+@pytest.mark.parametrize("variables", [FIRST, SECOND], ids=["first", "second"])
+def test_ranks_are_not_taken_for_what_is_left_over(variables, answer_of_audit, monkeypatch):
+    """Those beside one may have begun before it looks."""
+    monkeypatch.setattr("bench.commands.audit.alone", None)
+    assert answer_of_audit(variables) == ""
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [FIRST, dict(RANK="2", LOCAL_RANK="0"), dict(RANK="0"), dict(RANK="")],
+    ids=["first", "of-another-machine", "without-local", "no-rank"],
+)
+def test_no_audit_beside_a_measurement(variables, answer_of_audit, tmp_path):
+    """Under torchrun the first rank of each machine is refused, and torchrun ends the others."""
+    with locked(tmp_path / "build"), pytest.raises(UserError, match="^another measurement"):
+        answer_of_audit(variables)
+
+
+def test_one_rank_locks_for_those_beside_it(answer_of_audit, tmp_path):
+    with locked(tmp_path / "build"):
+        assert answer_of_audit(SECOND) == ""
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="of a Unix's pipes")

@@ -186,19 +186,54 @@ def test_resume_repeats_what_is_missing_or_changed(place, plan, capsys):
 
 
 def test_resume_sees_what_else_a_run_reads(place):
-    """As the script that gradients are compared to, and the program that compares them."""
-    driver = place.folder / "driver.py"
-    driver.write_text("one")
+    """As the script that gradients are compared to, the program that compares them, and what that
+    imports."""
+    driver, imported = place.folder / "driver.py", place.folder / "imported.py"
 
     class Driven(Toy):
         def driver(self, setup, run):
             return [driver, "--reference", driver]
 
+        def imports(self, run):
+            return [imported]
+
+    for file in (driver, imported):
+        file.write_text("one")
     study = Driven(place.plan("a"))
     assert place.run(study, rounds=1) == [("a", 1, 123)]
     assert place.run(study, rounds=1, resume=REQUIRED) == []
-    driver.write_text("another")
-    assert place.run(study, rounds=1, resume=REQUIRED) == [("a", 1, 123)]
+    for file in (driver, imported):
+        file.write_text("another")
+        assert place.run(study, rounds=1, resume=REQUIRED) == [("a", 1, 123)]
+        assert place.run(study, rounds=1, resume=REQUIRED) == []
+
+
+IMPORTED = """
+import runpy, sys
+from pathlib import Path
+runpy.run_path(sys.argv[1])
+files = [Path(module.__file__) for module in sys.modules.values() if getattr(module, "__file__", 0)]
+print(*(file for file in files if Path(sys.argv[2]) == file.parent and file.stem != "__init__"))
+"""
+
+
+def test_what_a_driver_imports_is_named():
+    """Of its modules of this repository."""
+    gradients = STUDIES["gradients"]
+    driver, *_ = gradients.driver(setup_of(ROOT), Run("", ROOT / "00_orig.py"))
+    loaded = run_python("-c", IMPORTED, driver, ROOT / "gpt_speed", fork=False)
+    assert loaded.stdout.split() == list(map(str, gradients.imports(Run("", ""))))
+
+
+def test_what_the_trainer_imports_is_named(place):
+    """Its tokens, its evaluation and its clock are those of 00."""
+    variants = STUDIES["variants"]
+    place.setup.args.group, place.setup.args.names = "trainer", None
+    (plan,) = variants.plans(place.setup)
+    assert len(plan.runs) > 1
+    for one in plan.runs:
+        is_trainer = one.script == ROOT / "peers" / "hf_trainer.py"
+        assert variants.imports(one) == [ROOT / "00_orig.py"] * is_trainer
 
 
 def test_resume_knows_how_a_run_ran_that_was_left_out_since(place):
