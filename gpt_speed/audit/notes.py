@@ -30,11 +30,19 @@ def notes_of_masks(step: Step) -> list[str]:
     budget = step.facts["budget"]
     under_budget = [op for op in drawn if op.compiled and budget < 1]
     return [
-        f"dropout {cause}, {places_of(ops)}: its masks differ in the backward pass, so that"
-        " gradients are wrong. `gpt-speed gradients` tells which"
-        for cause, ops in (
-            ("in activation checkpointing with preserve_rng_state=False", in_checkpoint),
-            (f"under torch.compile's activation_memory_budget of {budget:g}", under_budget),
+        f"dropout {cause}, {places_of(ops)}: {consequence} in the backward pass, which makes gradients"
+        " wrong. `gpt-speed gradients` tells which"
+        for cause, ops, consequence in (
+            (
+                "in activation checkpointing with preserve_rng_state=False",
+                in_checkpoint,
+                "its masks are drawn anew",
+            ),
+            (
+                f"under torch.compile's activation_memory_budget of {budget:g}",
+                under_budget,
+                "where it is computed again, its masks are drawn anew",
+            ),
         )
         if ops
     ]
