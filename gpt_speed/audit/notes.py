@@ -24,28 +24,25 @@ def notes_of(step: Step, timed: dict) -> list[str]:
 
 
 def notes_of_masks(step: Step) -> list[str]:
-    """Tells where dropout is computed again in the backward pass, with masks of its own."""
+    """Tells where dropout that is computed again in the backward pass has masks of its own."""
     drawn = [op for op in step.training if op.name in DROPOUTS or op.scalars.get("dropout_p")]
     in_checkpoint = [op for op in drawn if op.scalars.get("forgets_random")]
     budget = step.facts["budget"]
     under_budget = [op for op in drawn if op.compiled and budget < 1]
-    return [
-        f"dropout {cause}, {places_of(ops)}: {consequence} in the backward pass, which makes gradients"
-        " wrong. `gpt-speed gradients` tells which"
-        for cause, ops, consequence in (
-            (
-                "in activation checkpointing with preserve_rng_state=False",
-                in_checkpoint,
-                "its masks are drawn anew",
-            ),
-            (
-                f"under torch.compile's activation_memory_budget of {budget:g}",
-                under_budget,
-                "where it is computed again, its masks are drawn anew",
-            ),
+    lines = []
+    if in_checkpoint:
+        lines.append(
+            f"dropout in activation checkpointing with preserve_rng_state=False,"
+            f" {places_of(in_checkpoint)}: its masks differ in the backward pass, so that gradients"
+            " are wrong. `gpt-speed gradients` tells which"
         )
-        if ops
-    ]
+    if under_budget:
+        lines.append(
+            f"dropout under torch.compile's activation_memory_budget of {budget:g},"
+            f" {places_of(under_budget)}: where the backward pass computes it again, its masks"
+            " differ, and gradients are wrong. `gpt-speed gradients` tells which"
+        )
+    return lines
 
 
 def note_of_bfloat16(step: Step) -> str:
