@@ -1,10 +1,10 @@
 """Train GPT-2 with other people's programs, in clones of their repositories, to compare with 01.
 
     python peers/clone.py nanogpt ~/nanoGPT/model.py 00_orig.py [options of 00_orig.py]
-    python peers/clone.py published ~/LLMs-from-scratch/ch05/10_llm-training-speed/01_opt_single_gpu.py
+    python peers/clone.py nanogpt ~/nanoGPT/model.py    # only looks whether it can be imported
 
-`python measure.py peers` starts it. The second form has no script to run: it only looks whether the
-file can be imported, and says in one line why not.
+`python measure.py peers` starts it; `published` is S. Raschka's optimized script, in
+ch05/10_llm-training-speed of LLMs-from-scratch.
 
 Model, optimizer, loss, precision and compilation are theirs; their file is imported as it is. Text,
 clock, losses and record are 00's, whose main() runs here with theirs in place of its own model.

@@ -67,9 +67,10 @@ def launcher_of(run: Run) -> list[str]:
     ]
 
 
-def as_typed(command: list) -> str:
-    """Returns a command as a user would type it."""
-    return shlex.join(["python", *map(relative, command[1:])])
+def as_typed(command: list, run: Run) -> str:
+    """Returns the command of a run as a user would type it."""
+    variables = [f"{name}={value}" for name, value in run.variables.items()]
+    return shlex.join([*variables, "python", *map(relative, command[1:])])
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def run_job(
         cache = compiler_cache(job, measurement)
         begin = begin_event(job, measurement, command, cache)
         append(journal, begin)
-        environment = cache_variables(cache) | study.environment
+        environment = cache_variables(cache) | study.environment | job.run.variables
         timeout = HANG_SECONDS + 5 * length.seconds
         ended = run_until(timeout, command, study.cores(job.run), environment)
         check_inputs(job.run, measurement, study, setup)
@@ -117,7 +118,7 @@ def begin_event(job: Job, measurement: Measurement, command: list, cache: Path) 
         name=job.run.name,
         round=job.round,
         seed=job.seed,
-        command=as_typed(command),
+        command=as_typed(command, job.run),
         source_sha256=measurement.sources[job.run.name],
         compiled=cache.exists(),
     )

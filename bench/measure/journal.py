@@ -60,7 +60,7 @@ FIELDS = records.FIELDS | {
 }
 PATIENCE = 30  # seconds: torchrun gives its ranks as many
 # What besides its script makes a run's results those of another one.
-how_it_runs = attrgetter("options", "processes", "torchrun", "facts")
+how_it_runs = attrgetter("options", "variables", "processes", "torchrun", "facts")
 
 
 @dataclass(frozen=True)
