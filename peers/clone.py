@@ -39,6 +39,11 @@ class Logits(nn.Module):
         return self.logits_of(self.model, ids_BT)
 
 
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Returns the model that torch.compile was given; where it is switched off, `model` itself."""
+    return getattr(model, "_orig_mod", model)
+
+
 class NanoGPT:
     """nanoGPT's model.py, used as its train.py does: weights in float32 and bfloat16 by autocast,
     or on a CPU without; the head tied to the embedding, no biases, gradients clipped to 1."""
@@ -46,8 +51,8 @@ class NanoGPT:
     NEEDED = "GPT", "GPTConfig"
     dtype = "float32"
 
-    def __init__(self, theirs: ModuleType, autocast: bool):
-        self.theirs, self.autocast = theirs, "bfloat16" if autocast else None
+    def __init__(self, theirs: ModuleType, in_float32: bool):
+        self.theirs, self.autocast = theirs, None if in_float32 else "bfloat16"
 
     def make_model(self, config) -> nn.Module:
         shape = self.theirs.GPTConfig(
@@ -92,7 +97,7 @@ class Published:
     NEEDED = "main", "calc_loss_batch", "create_dataloader_v1", "train_model_simple_with_timing"
     dtype, autocast = "bfloat16", None
 
-    def __init__(self, theirs: ModuleType, autocast: bool):
+    def __init__(self, theirs: ModuleType, in_float32: bool):
         self.theirs = theirs
 
     def make_model(self, config) -> nn.Module:
@@ -124,7 +129,7 @@ class Published:
         self.compiled, self.optimizer = (
             train.call_args.kwargs[name] for name in ("model", "optimizer")
         )
-        return Logits(self.compiled._orig_mod, lambda model, ids_BT: model(ids_BT))
+        return Logits(uncompiled(self.compiled), lambda model, ids_BT: model(ids_BT))
 
     def prepare_model(self, model: Logits, config) -> nn.Module:
         return model
@@ -186,7 +191,10 @@ def put_in_place(peer, script: ModuleType) -> None:
 
     def write(run, event: str, **figures) -> None:
         if event == "start":
-            figures["config"] |= dict(autocast=peer.autocast, compile=True)
+            figures["config"] |= dict(
+                autocast=peer.autocast,
+                compile=uncompiled(peer.compiled) is not peer.compiled,
+            )
         if event == "end":
             figures["attention_backend"] = "sdpa"
         own_write(run, event, **figures)
@@ -199,10 +207,9 @@ def main() -> int:
         description="Train with other people's program.", allow_abbrev=False
     )
     parser.add_argument(
-        "--autocast",
-        default=True,
-        action=argparse.BooleanOptionalAction,
-        help="whether nanoGPT trains by autocast, which its train.py does on GPUs alone",
+        "--float32",
+        action="store_true",
+        help="nanoGPT without autocast, as its train.py trains on a CPU",
     )
     parser.add_argument("peer", choices=PEERS, help=f"whose: {' or '.join(PEERS)}")
     parser.add_argument("file", type=Path, help="their file in the clone")
@@ -214,7 +221,7 @@ def main() -> int:
     if not args.script:
         return 0
     script = load("script", args.script)
-    put_in_place(peer(theirs, args.autocast), script)
+    put_in_place(peer(theirs, args.float32), script)
     sys.argv = [str(args.script), *args.options]
     return script.main()
 

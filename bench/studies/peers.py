@@ -24,9 +24,7 @@ from gpt_speed.tables import Column, Table, fmt, num_col, text_col
 DRIVER = ROOT / "peers" / "clone.py"
 BATCH = {"cuda": 32, "cpu": 8}  # of all but 00, which keeps its own
 LARGEST = 64
-# Of each run, where all have an equal batch size; half of both at the largest ones.
-TOKENS = {"cuda": 393_216, "cpu": 6_144}
-STEPS = {"cuda": 48, "cpu": 12}
+STEPS = {"cuda": 48, "cpu": 12}  # of each run; half of them at the largest batch sizes
 FLOAT32 = "-float32"  # behind the name of nanoGPT's run without autocast
 UNITS = "bfloat16 units"
 
@@ -69,7 +67,7 @@ class Peers(Study):
     title = "nanoGPT and the published script"
     position = 75
     report_options = ()  # it needs the clones, and is only shown
-    tokens = TOKENS
+    tokens = {"cuda": 393_216, "cpu": 6_144}  # of 00; the others have as many steps
 
     def options(self, parser):
         for name, peer in PEERS.items():
@@ -129,8 +127,8 @@ class Peers(Study):
         peer = run.facts.get("peer")
         if not peer:
             return []
-        autocast = [] if run.facts["autocast"] else ["--no-autocast"]
-        return [DRIVER, *autocast, peer, file_in_clone(peer, setup)]
+        in_float32 = ["--float32"] if run.facts["float32"] else []
+        return [DRIVER, *in_float32, peer, file_in_clone(peer, setup)]
 
     def has_failed(self, measured):
         """Returns whether a run failed, but not by a batch size that was too large."""
@@ -224,7 +222,7 @@ def peer_runs(name: str, setup: Setup) -> list[Run]:
         loss="changes",
         stage=None,
         error=lacking(UNITS, setup.machine),
-        facts=dict(peer=name, autocast=name == "nanogpt", **provenance_of(name, setup)),
+        facts=dict(peer=name, float32=False, **provenance_of(name, setup)),
     )
     if name != "nanogpt" or not is_cpu:
         return [run]
@@ -232,7 +230,7 @@ def peer_runs(name: str, setup: Setup) -> list[Run]:
         name=name + FLOAT32,
         label=f"{peer.title}, float32",
         error=None,
-        facts=run.facts | dict(autocast=False),
+        facts=run.facts | dict(float32=True),
     )
     return [run, in_float32]
 
@@ -259,13 +257,12 @@ def first_batch(setup: Setup) -> int:
 def plan_of(runs: list[Run], setup: Setup) -> Plan:
     """Returns a plan of runs, with its kind and length."""
     largest, dropout = setup.args.largest, setup.args.dropout
-    part = 2 if largest else 1
-    tokens = setup.args.max_tokens
+    tokens, steps = setup.args.max_tokens, STEPS[setup.device]
     return Plan(
         runs,
         f"largest-dropout-{dropout:g}" if largest else f"dropout-{dropout:g}",
-        tokens=tokens or TOKENS[setup.device] // part,
-        min_steps=1 if tokens else STEPS[setup.device] // part,
+        tokens=tokens or 1,  # a log line after the first step, and one at the end
+        min_steps=1 if tokens else steps // (1 + largest),
     )
 
 
@@ -385,7 +382,7 @@ MEANS = (
 )
 DIFFERENCES = (
     "nanoGPT has fewer parameters, since its head is its embedding, and it has no biases. The"
-    " vocabulary of 00 is 50,257 tokens, that of all others 50,304. First loss: of validation, after"
+    " vocabulary of 00 is 50,257 tokens, that of the others 50,304. First loss: of validation, after"
     " one step; it depends on the initial weights, which nanoGPT draws smaller, and on the batch"
     " size."
 )
