@@ -382,9 +382,9 @@ MEANS = (
 )
 DIFFERENCES = (
     "nanoGPT has fewer parameters, since its head is its embedding, and it has no biases. The"
-    " vocabulary of 00 is 50,257 tokens, that of the others 50,304. First loss: of validation, after"
-    " one step; it depends on the initial weights, which nanoGPT draws smaller, and on the batch"
-    " size."
+    " vocabulary of 00 is 50,257 tokens, that of the others 50,304. First loss: of validation,"
+    " after a step; it depends on the batch size and on the initial weights, which nanoGPT draws"
+    " smaller."
 )
 
 
