@@ -11,7 +11,9 @@ from made_up import CPU, MACHINE, carry_out, cells_of, setup_of, shown, speeds_o
 from matplotlib import pyplot as plt
 
 from bench.analysis.folders import newest_in
-from bench.measure.child import as_typed, command_of
+from bench.measure.child import as_typed, command_of, compiler_cache
+from bench.measure.journal import Measurement
+from bench.measure.plan import Job
 from bench.measure.records import Status
 from bench.measure.sizing import Length
 from bench.report.tables import excerpts_of, text_of
@@ -279,6 +281,14 @@ def test_the_command_of_a_run(setup_for, tmp_path):
         "nanogpt",
     ]
     assert setup.args.nanogpt / "model.py" in command  # so that results are of this file
+
+
+def test_nanogpt_in_float32_is_compiled_for_itself(setup_for, tmp_path):
+    """Its script and options are those of nanoGPT with autocast."""
+    (plan,) = STUDY.plans(setup_for())
+    measured = Measurement(plan, sources=dict.fromkeys((run.name for run in plan.runs), "same"))
+    caches = [compiler_cache(Job(run, 9, 1), measured) for run in plan.runs[:2]]
+    assert caches[0] != caches[1]
 
 
 def grow(setup, fits) -> list[list[str]]:

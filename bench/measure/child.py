@@ -187,9 +187,10 @@ def collected(study: Measurable, setup: Setup, folder: Path) -> Outcome:
 
 
 def compiler_cache(job: Job, measurement: Measurement) -> Path:
-    """Returns the folder of what torch.compile keeps, one for each script and options, so that
-    studies share it. Empties it in the rounds that compile again."""
-    key = [measurement.sources[job.run.name], job.run.options]
+    """Returns the folder of what torch.compile keeps, one for each script, options and facts, so
+    that studies share it. Empties it in the rounds that compile again."""
+    run = job.run
+    key = [measurement.sources[run.name], run.options, *run.facts.items()]
     cache = BUILD / "compiler-cache" / sha256(json.dumps(key).encode())[:16]
     if job.round <= measurement.plan.cold_rounds:
         remove_built(cache)

@@ -412,4 +412,6 @@ def speed_text(row: Row) -> str:
 
 def colour_of(run: Run) -> str:
     """Returns the colour of 00, of 01 and its variant, or of others' programs."""
-    return COLOURS["02"] if "peer" in run.facts else COLOURS[run.stage or "01"]
+    if "peer" in run.facts:
+        return COLOURS["02"]
+    return COLOURS["00"] if run.stage == "00" else COLOURS["01"]
