@@ -25,6 +25,7 @@ DRIVER = ROOT / "peers" / "clone.py"
 BATCH = {"cuda": 32, "cpu": 8}  # of all but 00, which keeps its own
 LARGEST = 64
 STEPS = {"cuda": 48, "cpu": 12}  # of each run; half of them at the largest batch sizes
+HUGE_PAGES = "-huge-pages"  # behind the names of runs with them
 FLOAT32 = "-float32"  # behind the name of nanoGPT's run without autocast
 UNITS = "bfloat16 units"
 
@@ -142,14 +143,8 @@ class Peers(Study):
         return [Table(COLUMNS, rows)]
 
     def notes(self, measured, rows):
-        reference = reference_of([row.run for row in rows])
-        over = f"Speedups are over {reference.label}; with huge pages over it with huge pages."
-        return [
-            machine_note(measured, rows),
-            f"{over} {MEANS}",
-            DIFFERENCES,
-            *provenance_notes(rows),
-        ]
+        how = f"{speedups_over(rows)} {MEANS}"
+        return [machine_note(measured, rows), how, DIFFERENCES, *provenance_notes(rows)]
 
     def picture(self, measured, rows):
         rows = [row for row in rows if row.speeds]
@@ -274,7 +269,7 @@ def equal_runs(programs: list[Run], setup: Setup) -> list[Run]:
         return compared(runs_at(programs, sizes, setup))
     plain = compared(runs_at(programs, sizes, setup, huge_pages=False))
     huge = [
-        run.replace(name=f"{run.name}-huge-pages", label=f"{run.label}, huge pages")
+        run.replace(name=run.name + HUGE_PAGES, label=f"{run.label}, huge pages")
         for run in runs_at(programs, sizes, setup, huge_pages=True)
     ]
     return plain + compared(huge, otherwise=reference_of(plain).name)
@@ -386,6 +381,18 @@ DIFFERENCES = (
     " after a step; it depends on the batch size and on the initial weights, which nanoGPT draws"
     " smaller."
 )
+
+
+def speedups_over(rows: list[Row]) -> str:
+    """Returns what the speedups of a table are over."""
+    reference = reference_of([row.run for row in rows])
+    over = f"Speedups are over {reference.label}."
+    if any(row.run.name.endswith(HUGE_PAGES) for row in rows):
+        over += (
+            f" With huge pages they are over {reference.label} with huge pages, and those of that"
+            f" one over {reference.label} without."
+        )
+    return over
 
 
 def provenance_notes(rows: list[Row]) -> list[str]:
