@@ -362,11 +362,11 @@ def test_what_is_shown(setup_for, tmp_path, clones, machine):
     cells = cells_of(text)
     assert [*cells] == [run.label for run in plan.runs]
     assert cells["nanoGPT"]["weights"] == "float32, bfloat16 by autocast"
-    assert cells["nanoGPT"]["× speed"] == ""
-    assert cells["01"]["× speed"].strip("*") == f"{rows[[*cells].index('01')].factor:.2f}"
+    assert cells["nanoGPT"]["× nanoGPT"] == ""
+    assert cells["01"]["× nanoGPT"].strip("*") == f"{rows[[*cells].index('01')].factor:.2f}"
     assert cells["01"]["first loss"] == "10.00" and cells["01"]["parameters"] == "1,000"
     assert cells["01"]["first step, s"] == cells["01"]["again, s"] == "10.0"
-    assert cells[plan.runs[1].label]["× speed"] == "failed: it broke"
+    assert cells[plan.runs[1].label]["× nanoGPT"] == "failed: it broke"
     assert STUDY.has_failed(measured)
     assert [*excerpts_of(STUDY, measured)] == ["peers-dropout-0"]
     assert any(text.startswith(STUDY.title) for text in shown(STUDY.picture(measured, rows)))

@@ -90,7 +90,7 @@ class Peers(Study):
         )
 
     def plans(self, setup):
-        refuse_options(setup)
+        check_options(setup)
         programs = programs_of(setup)
         if not setup.args.largest:
             yield plan_of(equal_runs(programs, setup), setup)
@@ -140,7 +140,7 @@ class Peers(Study):
         )
 
     def tables(self, measured, rows):
-        return [Table(COLUMNS, rows)]
+        return [Table(columns_over(reference_of([row.run for row in rows])), rows)]
 
     def notes(self, measured, rows):
         how = f"{speedups_over(rows)} {MEANS}"
@@ -169,15 +169,30 @@ class Peers(Study):
 # ---- Runs --------------------------------------------------------------------------------------
 
 
-def refuse_options(setup: Setup) -> None:
-    """Raises UserError for options behind -- that the study sets, and where no clone is given."""
+def check_options(setup: Setup) -> None:
+    """Raises UserError for options behind -- that the study sets, and for clones that can't be
+    used, or where none is given."""
     own = ["--dropout", "--batch-size"] if setup.args.largest else ["--dropout"]
     for option in own:
         if has_option(option, setup.options):
             raise UserError(f"{option} is set by the study itself", 2)
-    if not any(clone_of(name, setup) for name in PEERS):
+    given = [name for name in PEERS if clone_of(name, setup)]
+    if not given:
         clones = [f"git clone {peer.url} (commit {peer.commit[:7]})" for peer in PEERS.values()]
         raise UserError(f"no --nanogpt DIR, no --published DIR: {', '.join(clones)}", 2)
+    for name in given:
+        check_clone(name, setup)
+
+
+def check_clone(name: str, setup: Setup) -> None:
+    """Raises UserError where a peer's file isn't there or can't be imported."""
+    folder, file = clone_of(name, setup), file_in_clone(name, setup)
+    if not file.is_file():
+        raise UserError(f"--{name} {folder}: no {PEERS[name].file} there", 2)
+    command: list[str | Path] = [sys.executable, DRIVER, name, file]
+    failed, _, err = processes.answer_of(command, f"the import of {relative(file)}")
+    if failed:
+        raise UserError(f"--{name} {folder}: {processes.error_line(err)}", 2)
 
 
 def clone_of(name: str, setup: Setup) -> Path | None:
@@ -191,7 +206,7 @@ def file_in_clone(name: str, setup: Setup) -> Path:
 
 def programs_of(setup: Setup) -> list[Run]:
     """Returns what is compared, the peers first; a run of each at its own batch size. Raises
-    UserError for a clone that can't be used, StackError."""
+    UserError, StackError."""
     scripts, machine = setup.scripts, setup.machine
     base = scripts.for_machine("01", machine, setup.options).replace(published=None)
     own = [
@@ -206,7 +221,7 @@ def programs_of(setup: Setup) -> list[Run]:
 
 def peer_runs(name: str, setup: Setup) -> list[Run]:
     """Returns the run of a peer: 00, for which peers/clone.py puts the peer's own model. nanoGPT's
-    own train.py has no autocast on a CPU, so it has two runs there. Raises UserError."""
+    own train.py has no autocast on a CPU, so it has two runs there."""
     peer, is_cpu = PEERS[name], setup.device == "cpu"
     run = setup.scripts.stage("00").replace(
         name=name,
@@ -231,16 +246,9 @@ def peer_runs(name: str, setup: Setup) -> list[Run]:
 
 
 def provenance_of(name: str, setup: Setup) -> dict:
-    """Returns the SHA-256 of a peer's file, and the clone's commit, or None without git. Raises
-    UserError for a clone that can't be used."""
-    folder, file = clone_of(name, setup), file_in_clone(name, setup)
-    if not file.is_file():
-        raise UserError(f"--{name} {folder}: no {PEERS[name].file} there", 2)
-    command: list[str | Path] = [sys.executable, DRIVER, name, file]
-    failed, _, err = processes.answer_of(command, f"the import of {relative(file)}")
-    if failed:
-        raise UserError(f"--{name} {folder}: {processes.error_line(err)}", 2)
-    return dict(sha256=sha256(file.read_bytes()), commit=processes.head_of(folder))
+    """Returns the SHA-256 of a peer's file, and the clone's commit, or None without git."""
+    text = file_in_clone(name, setup).read_bytes()
+    return dict(sha256=sha256(text), commit=processes.head_of(clone_of(name, setup)))
 
 
 def first_batch(setup: Setup) -> int:
@@ -300,7 +308,10 @@ def runs_at(
     huge pages or without, None for what each does by itself."""
     dropout = ("--dropout", f"{setup.args.dropout:g}")
     variables = {} if huge_pages is None else {"THP_MEM_ALLOC_ENABLE": str(int(huge_pages))}
-    runs = [program.replace(options=dropout, variables=variables) for program in programs]
+    runs = [
+        program.replace(options=(*program.options, *dropout), variables=variables)
+        for program in programs
+    ]
     return [with_batch(run, batch) for run, batch in zip(runs, batches, strict=True)]
 
 
@@ -358,18 +369,22 @@ def factor_or_error(row: Row) -> str:
     return row.error or bold(factor_text(row), row.significance)
 
 
-COLUMNS = [
-    text_col("program", "label"),
-    SPEED,
-    Column("× speed", factor_or_error),
-    INTERVAL,
-    GB,
-    num_col("first step, s", "record.first_step_seconds", ".1f"),
-    Column("again, s", first_step_again),
-    num_col("parameters", "record.config.parameters", ","),
-    Column("weights", weights_of, True),
-    Column("first loss", first_loss),
-]
+def columns_over(reference: Run) -> list[Column]:
+    """Returns the columns of the table whose speedups are over this run."""
+    return [
+        text_col("program", "label"),
+        SPEED,
+        Column(f"× {reference.label}", factor_or_error),
+        INTERVAL,
+        GB,
+        num_col("first step, s", "record.first_step_seconds", ".1f"),
+        Column("again, s", first_step_again),
+        num_col("parameters", "record.config.parameters", ","),
+        Column("weights", weights_of, True),
+        Column("first loss", first_loss),
+    ]
+
+
 MEANS = (
     "Medians over the rounds. Speedups are means of the rounds' ratios, with their 95 % intervals;"
     " bold: significant over the whole table. *Again*: the first step of a program that is started"
