@@ -16,6 +16,7 @@ from bench.measure.journal import Measurement
 from bench.measure.plan import Job
 from bench.measure.records import Status
 from bench.measure.sizing import Length
+from bench.report.notes import WIDE_LEGEND, WIDE_MARK
 from bench.report.tables import excerpts_of, text_of
 from bench.studies import all_studies, peers
 from gpt_speed.common import UserError
@@ -367,7 +368,7 @@ def test_what_is_shown(setup_for, tmp_path, clones, machine):
     assert cells["01"]["first loss"] == "10.00" and cells["01"]["parameters"] == "1,000"
     assert cells["01"]["first step, s"] == cells["01"]["again, s"] == "10.0"
     assert cells[plan.runs[1].label]["× nanoGPT"] == "failed: it broke"
-    assert STUDY.has_failed(measured)
+    assert STUDY.has_failed(measured) and WIDE_LEGEND not in text
     assert [*excerpts_of(STUDY, measured)] == ["peers-dropout-0"]
     assert any(text.startswith(STUDY.title) for text in shown(STUDY.picture(measured, rows)))
     # The stand-ins are no clones, and not the files that the figures are of.
@@ -383,6 +384,18 @@ def test_a_clones_commit(setup_for, monkeypatch):
     ((measured, rows),) = newest_in(setup_for().results, "peers")
     first, second = peers.provenance_notes(rows)
     assert "commit abcdef0" in first and "isn't that" not in first and "isn't that" in second
+
+
+def test_a_wide_interval_is_marked(setup_for):
+    setup = setup_for("", MACHINE)
+    (plan,) = STUDY.plans(setup)
+    runs = [
+        run | dict(speed=run["speed"] * 3 ** (run["round"] % 2)) for run in speeds_of(plan)[::3]
+    ]
+    write_journal(setup.results, "peers", plan, runs, MACHINE)
+    ((measured, rows),) = newest_in(setup.results, "peers")
+    marked = [row for row in rows if row.speedup().is_wide]
+    assert marked and text_of(STUDY, measured).count(WIDE_MARK) == len(marked) + 1
 
 
 def test_nothing_measured_has_no_picture(setup_for):

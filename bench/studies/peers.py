@@ -13,7 +13,7 @@ from bench.common import ROOT, has_option, relative, sha256
 from bench.measure.journal import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.measure.sizing import with_batch
-from bench.report.notes import machine_note
+from bench.report.notes import WIDE_LEGEND, machine_note
 from bench.report.pictures import COLOURS, MEMORY, Bar, draw_bars, place_of, rows_of_panels
 from bench.report.tables import GB, INTERVAL, SPEED, bold, factor_text
 from bench.studies import Study
@@ -144,6 +144,8 @@ class Peers(Study):
 
     def notes(self, measured, rows):
         how = f"{speedups_over(rows)} {MEANS}"
+        if any(row.speedup().is_wide for row in rows):
+            how += f" {WIDE_LEGEND}"
         return [machine_note(measured, rows), how, DIFFERENCES, *provenance_notes(rows)]
 
     def picture(self, measured, rows):
