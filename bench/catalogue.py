@@ -174,7 +174,13 @@ class Scripts:
         if recipe.left_out:
             names = list(self.patched)
             before = names[names.index(recipe.left_out) - 1]
-            text = stack.merge(self.listed(recipe.left_out), text, self.listed(before), recipe.name)
+            text = stack.merge(
+                self.listed(recipe.left_out),
+                text,
+                self.listed(before),
+                recipe.name,
+                stack.by_joining,
+            )
         return text
 
     def joined(self, parts: Sequence[str]) -> bytes:

@@ -77,7 +77,9 @@ CONFLICT = re.compile(  # as git merge-file --diff3 marks it: ours, the base, th
 )
 DEFINITION = re.compile(rb"^(?:(?:class|def) \w+|\w+ = {$)", re.MULTILINE)
 WORD = re.compile(rb"\w+|\s|[^\w\s]")
-OPTION = re.compile(rb"^    (\w+): [^=\n]+ = option\(", re.MULTILINE)  # a setting of Config
+OPTION = re.compile(rb'^    add\("(--[\w-]+)"', re.MULTILINE)  # of a script's command line
+SETTING = re.compile(rb'^    (?:\w+: |add\("--[\w-]+")', re.MULTILINE)  # in Config, an option
+JOINED = ("the imports", "class Config", "def make_parser", "def set_up_process")
 
 
 class Published(NamedTuple):
@@ -493,17 +495,17 @@ def by_words(overlap: Overlap) -> bytes | None:
 
 
 def by_joining(overlap: Overlap) -> bytes | None:
-    """Settles an overlap among the imports or the fields of Config: the lines that either side adds
-    are all taken. Returns None elsewhere, or if a field would come twice."""
-    if overlap.place not in ("the imports", "class Config"):
+    """Settles an overlap where lines don't depend on each other, in JOINED: those that either side
+    adds are all taken. Returns None elsewhere, or if a setting would come twice."""
+    if overlap.place not in JOINED:
         return None
     ours, base, theirs = (
         side.splitlines(keepends=True) for side in (overlap.ours, overlap.base, overlap.theirs)
     )
     joined = [line for line in theirs if line in ours or line not in base]  # kept or added
     joined += [line for line in ours if line not in theirs and line not in base]
-    fields = re.findall(rb"^    (\w+):", b"".join(joined), re.MULTILINE)
-    return b"".join(joined) if len(fields) == len(set(fields)) else None
+    settings = SETTING.findall(b"".join(joined))
+    return b"".join(joined) if len(settings) == len(set(settings)) else None
 
 
 CHECK = """\
@@ -845,9 +847,7 @@ def missing_packages(names: list[str], root: Path) -> list[str]:
 def added_options(text: bytes, root: Path) -> list[str]:
     """Returns the command-line options of a script that neither 01 nor 02 has."""
     usual = OPTION.findall(read(root / LAST) + read(root / DDP))
-    return [
-        f"--{name.decode().replace('_', '-')}" for name in OPTION.findall(text) if name not in usual
-    ]
+    return [name.decode() for name in OPTION.findall(text) if name not in usual]
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -300,8 +300,8 @@ def strip(node: ast.AST) -> None:
     match node:
         case ast.Module() | ast.ClassDef() | ast.FunctionDef():
             node.body = [line for line in node.body if not is_text(line)]
-        case ast.Call(func=ast.Name(id="option")):
-            node.args[1:2] = []  # option(default, help text, ...)
+        case ast.Call(func=ast.Name(id="add"), args=[ast.Constant(), ast.Constant(), *_]):
+            node.args[1:2] = []  # add("--flag", help text, ...)
         case ast.JoinedStr():  # 3.12.1 adds empty texts to the formats of f-strings
             node.values = [part for part in node.values if getattr(part, "value", None) != ""]
 
