@@ -362,11 +362,12 @@ def seconds_between(times: list) -> list[float]:
 # ---- Plumbing: hardware, record, settings, errors ----------------------------------------------
 
 def set_up_process() -> None:
-    """Sets what holds for the whole process."""
+    """Sets what holds for the whole process, before a library reads it."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
     sys.stdout.reconfigure(errors="replace")  # a sample may hold what a terminal can't show
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
+    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # PyTorch needs it
 
 
 def memory_gb(device: torch.device) -> dict[str, float | None]:
@@ -542,7 +543,8 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", f"interrupted by signal {text}", 128 + error.args[0]
     if config is None:  # configure() failed: the machine's fault, no bug
-        return "failed", f"{text} (see docs/troubleshooting.md)", 1
+        at = "TORCHINDUCTOR_CACHE_DIR" if isinstance(error, OSError) else "docs/troubleshooting.md"
+        return "failed", f"{text} (see {at})", 1
     if any(sign in repr(error) for sign in signs) and "out of resource" not in text:
         return "out_of_memory", f"out of memory: lower --batch-size or --context-length ({text})", 1
     if not isinstance(error, UserError | OSError | FloatingPointError):

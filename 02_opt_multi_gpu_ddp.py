@@ -415,15 +415,15 @@ def seconds_between(times: list) -> list[float]:
 
 # ---- Plumbing: hardware, record, settings, errors ----------------------------------------------
 
-def set_up_process(rank: int) -> None:
+def set_up_process(rank: int = 0) -> None:
     """Sets what holds for the whole process, before a library reads it."""
     if rank != 0 or sys.stdout is None:  # one rank speaks for all
         sys.stdout = open(os.devnull, "w")
     sys.stdout.reconfigure(errors="replace")  # a sample may hold what a terminal can't show
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
+    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # PyTorch needs it
     os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # quicker exp and tanh on a GPU
-    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # compile needs it
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages (Linux), before any tensor
     if not torch.cuda.is_available() and platform.libc_ver()[0] == "glibc":
         for parameter, value in ((-1, -1), (-4, 0)):  # M_TRIM_THRESHOLD: never; M_MMAP_MAX: none
@@ -666,6 +666,52 @@ def choose_device(kind: str | None, local_rank: int, parser: argparse.ArgumentPa
     if device.type == "cuda":
         torch.cuda.set_device(gpu)
     return device
+
+
+def join_ranks(config: Config) -> None:
+    """Connects this process with the others; each takes an equal share of its machine's cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    share = max(1, cores // config.local_world_size)
+    if sys.platform == "win32":  # where PyTorch compiles in one process, and has no libuv
+        os.environ.setdefault("USE_LIBUV", "0")
+    else:
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(32, share)))
+    gpu = config.device if config.device.type == "cuda" else None
+    # NCCL's ten minutes could end a rank that waits for one whose compiler cache is still empty.
+    dist.init_process_group("nccl" if gpu else "gloo", device_id=gpu, timeout=timedelta(minutes=30))
+    if gpu is None:
+        torch.set_num_threads(share)
+
+
+def compare_ranks(config: Config) -> None:
+    """Raises UserError, on all ranks, where one has other settings or tokens than rank 0."""
+    own = {"rank", "world_size", "local_rank", "local_world_size", "device"}
+    own |= {"data", "results_dir", "name"}  # folders may differ, too
+    mine = {name: value for name, value in asdict(config).items() if name not in own}
+    meta = Path(config.data, "meta.json")
+    sha256 = hashlib.sha256(meta.read_bytes()).hexdigest() if meta.exists() else "missing"
+    mine["data/meta.json"] = sha256
+    everyone = [mine] * config.world_size
+    dist.all_gather_object(everyone, mine)
+    for rank, settings in enumerate(everyone):
+        for name, first in everyone[0].items():
+            if settings.get(name) != first:
+                raise UserError(f"rank {rank} has --{name.replace('_', '-')} {settings.get(name)},"
+                                f" rank 0 has {first}")
+
+
+def sum_over_ranks(values: list[float]) -> list[float]:
+    """Returns each value's sum in float64; NCCL needs the tensor on this rank's GPU."""
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    totals = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(totals)
+    return totals.tolist()
+
+
+def largest_over_ranks(figures: dict[str, float | None]) -> dict[str, float | None]:
+    """Returns each figure's largest: that of the rank which runs out of memory first."""
+    dist.all_gather_object(everyone := [figures] * dist.get_world_size(), figures)
+    return {name: max(rank[name] or 0 for rank in everyone) or None for name in figures}
 
 
 class UserError(Exception):

@@ -614,7 +614,6 @@ def run_on(gpus, bench, stage, *options):
 def test_a_rank_that_sees_its_own_gpu_alone(gpus, stages, monkeypatch):
     """As srun --gpus-per-task=1 shows it: that is the first one, whatever the rank."""
     script = stages[STAGES[2]]
-    monkeypatch.setattr(script, "LOCAL_RANK", 5)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for name, value in (ONE_RANK | dict(RANK="5", LOCAL_RANK="5", WORLD_SIZE="8")).items():
         monkeypatch.setenv(name, value)
@@ -668,7 +667,7 @@ def gpu_run(request, tmp_path_factory, stages) -> SimpleNamespace:
     with contextlib.ExitStack() as stack:
         gpus = stack.enter_context(two_gpus())
         if is_rank:
-            stack.enter_context(mock.patch.object(stages[stage], "LOCAL_RANK", 1))
+            stack.enter_context(mock.patch.dict(ONE_RANK, LOCAL_RANK="1"))
         result = run_on(gpus, bench, stage)
         waits = Event.waits
     assert result.returncode == 0, result.stderr
@@ -793,9 +792,9 @@ def test_expandable_segments(stages, gpus, monkeypatch, stage, driver, given, ke
     monkeypatch.delenv(name, raising=False)
     if given:
         monkeypatch.setenv(name, given)
-    with gpus.mode:
-        script.configure([])
-    assert os.environ.get(name) == kept
+    with gpus.mode, settings_restored():
+        script.set_up_process()
+        assert os.environ.get(name) == kept
 
 
 @pytest.mark.parametrize("stage", STAGES[1:])
@@ -821,13 +820,12 @@ def test_ranks_share_the_cores_for_compiling(stages, monkeypatch, cores, given, 
     """The workers of all ranks together are no more than there are cores."""
     script, name = stages["02_opt_multi_gpu_ddp"], "TORCHINDUCTOR_COMPILE_THREADS"
     monkeypatch.setattr(script.os, "sched_getaffinity", lambda pid: range(cores), raising=False)
-    monkeypatch.setattr(script, "LOCAL_WORLD_SIZE", 8)
     monkeypatch.setenv(name, given or "")
     if not given:
         monkeypatch.delenv(name)
     monkeypatch.setattr(script.dist, "init_process_group", lambda *_, **how: None)
     with settings_restored():
-        script.join_ranks(SimpleNamespace(device=torch.device("cuda")))
+        script.join_ranks(script.Config(device=torch.device("cuda"), local_world_size=8))
         assert os.environ[name] == workers
 
 

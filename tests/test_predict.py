@@ -206,7 +206,9 @@ def test_the_code_of_a_script():
         lines = [
             f'"""{comment}"""',
             "class Config:",
-            f"    batch = option({default}, '{help}', 1)",
+            f"    batch = {default}",
+            "def make_parser():",
+            f"    add('--batch', '{help}', type=int)",
             "def train():",
             f'    """{comment}"""',
             f"    print('{printed}')  # {comment}",

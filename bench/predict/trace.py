@@ -224,6 +224,7 @@ def configure(module, options: list[str], batch: int):
     """Returns a script's Config for what is traced: STEPS steps, and after the first and the last
     one an evaluation of one batch of each text; where the script may choose its type, in bfloat16.
     Raises ValueError for a step that is too large."""
+    module.set_up_process()
     config = module.configure(["--device", "cpu", *options, "--batch-size", str(batch)])
     tokens = tokens_of_step(config)
     if tokens > MOST_TOKENS:
@@ -233,7 +234,7 @@ def configure(module, options: list[str], batch: int):
     config.max_tokens = None
     config.target_loss = -1  # is never reached
     config.eval_freq = 99  # more than STEPS
-    config.eval_windows = 8 * getattr(module, "WORLD_SIZE", 1)  # of which each rank has its share
+    config.eval_windows = 8 * getattr(config, "world_size", 1)  # of which each rank has its share
     if getattr(config, "dtype", None) == "auto":
         config.dtype, config.dtype_reason = "bfloat16", "predicted"
     return config
