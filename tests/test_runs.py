@@ -316,7 +316,7 @@ def test_a_step_takes_what_it_takes_the_mean_rank(bench, monkeypatch):
     run = script.Run()
     run.seconds, run.config = [], script.Config(batch_size=2, context_length=16, world_size=2)
     run.write = lambda event, **figures: rows.append(figures)
-    monkeypatch.setattr(script, "dist", mock.Mock())
+    monkeypatch.setattr(script, "dist", mock.Mock(get_world_size=lambda: 2))
     run.log(1, 1, [1.0, 5.0, 3.0], 2.0, 2.0)
     assert rows[0]["seconds"] == [2.0, 4.0, 3.0]
     # The step after an evaluation stands apart, and ranks start the clock together.
@@ -478,6 +478,7 @@ def steps_of(script, windows, batch: int, seed: int, rank: int = 0, ranks: int =
     steps = []
     config = SimpleNamespace(
         batch_size=batch,
+        world_size=ranks,
         seed=seed,
         epochs=1,
         max_tokens=None,
@@ -494,7 +495,6 @@ def steps_of(script, windows, batch: int, seed: int, rank: int = 0, ranks: int =
         prepare_model=lambda model, config: model,
         backward_and_update=lambda *_: None,
         compute_loss=lambda model, x_BT, y_BT: steps.append(x_BT[:, 0].tolist()),
-        WORLD_SIZE=ranks,
         DistributedSampler=partial(script.DistributedSampler, num_replicas=ranks, rank=rank),
     )
     with mock.patch.multiple(script, **replaced):
