@@ -14,6 +14,7 @@ from pathlib import Path
 from gpt_speed import children
 from gpt_speed.common import UserError, script_name
 from gpt_speed.gradients.judge import UNIT, Check, by_numbers, by_other_run, unlike
+from gpt_speed.gradients.order import MENDS, Order
 
 CHILD = Path(__file__).with_name("child.py")
 ROUNDINGS = 4  # by which weights are changed, to see what rounding does to gradients
@@ -23,38 +24,6 @@ BEGINS = (
     "{script} runs until its first update, two to ten times, uncompiled and compiled: on two cores"
     " mostly a minute or two"
 )
-# What may mend a wrong gradient of a compiled program, with what to type.
-MENDS = {
-    "allow_buffer_reuse": "torch._inductor.config.allow_buffer_reuse = False",
-    "mix_order_reduction": "TORCHINDUCTOR_MIX_ORDER_REDUCTION=0 in the environment",
-    "memory_budget": "torch._functorch.config.activation_memory_budget = 1",
-    "aot_eager": 'torch.compile(..., backend="aot_eager"), which leaves Inductor out',
-}
-VARIABLES = {"mix_order_reduction": {"TORCHINDUCTOR_MIX_ORDER_REDUCTION": "0"}}
-
-
-@dataclass(frozen=True)
-class Order:
-    """How the script runs, as child.py explains."""
-
-    compiled: bool = False
-    keep: str = ""
-    compare: str = ""
-    float32: bool = False
-    same_masks: bool = True
-    jitter: float = 0.0
-    switches: tuple[str, ...] = ()
-    seconds: float = 0.0
-
-    @property
-    def environment(self) -> dict[str, str]:
-        # TF32 would hide what is off; a script may switch it on in several ways.
-        variables = dict(PYTHONHASHSEED="0", NVIDIA_TF32_OVERRIDE="0")
-        if not self.compiled:  # "0" would switch PyTorch 2.4's off, too
-            variables["TORCH_COMPILE_DISABLE"] = "1"
-        for switch in self.switches:
-            variables |= VARIABLES.get(switch, {})
-        return variables
 
 
 @dataclass
@@ -90,7 +59,7 @@ class Script:
         UserError where it makes no update."""
         began = time.monotonic()
         report = self.folder / f"{what}.json"
-        words = json.dumps(asdict(order) | dict(report=str(report)))
+        words = json.dumps(asdict(replace(order, report=str(report))))
         children.rewind_stdin()
         try:
             code, out, err = children.run_child(
@@ -249,17 +218,17 @@ class Comparison:
         self.answer.checks.append(trial.judge(facts))
 
     def find_mends(self) -> None:
-        """Adds to the answer with which switches of the compiler the first wrong check, if there is
-        one, comes out right."""
+        """Adds to the answer with which of MENDS the first wrong check, if there is one, comes out
+        right."""
         if not self.answer.wrong:
             return
         wrong = self.answer.wrong[0]
         trial = next(trial for trial in self.trials if trial.name == wrong.name)
-        for switch in MENDS:
-            order = replace(trial.order, compiled=True, switches=(switch,))
-            check = trial.judge(self.script.run(f"with {switch}", order))
+        for mend in MENDS:
+            order = replace(trial.order, compiled=True, mend=mend)
+            check = trial.judge(self.script.run(f"with {mend}", order))
             if check.judged and not check.wrong:
-                self.answer.mends.append(switch)
+                self.answer.mends.append(mend)
 
 
 def coarsest(types: list[str]) -> str:
