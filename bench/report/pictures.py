@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from textwrap import fill
 
@@ -179,7 +180,8 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
     """Draws speed and memory of each row as factors over `base`, the fastest first, and those too
     uncertain to rank last; of the speed with 95 % intervals."""
     rows = [row for row in rows if row.factor and row.memory_factor]
-    rows.sort(key=lambda row: (row.speedup().is_wide, -row.factor))
+    rows.sort(key=attrgetter("factor"), reverse=True)
+    rows.sort(key=is_uncertain)
     if not rows:
         return None
     figure, [(subfigure, speed, memory)] = rows_of_panels(
@@ -191,6 +193,11 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
     draw_memory_factors(memory, rows)
     colour_legend(subfigure)
     return figure
+
+
+def is_uncertain(row: Row) -> bool:
+    """Returns whether a row's speedup is too uncertain to rank."""
+    return row.speedup().is_wide
 
 
 def draw_speed_factors(axes, rows: list[Row]) -> None:
@@ -208,7 +215,7 @@ def draw_speed_factors(axes, rows: list[Row]) -> None:
     ]
     draw_bars(axes, bars)
     mark_no_change(axes)
-    axes.set_xlabel(f"× speed{WIDE_NOTE}" if rows[-1].speedup().is_wide else "× speed")
+    axes.set_xlabel(f"× speed{WIDE_NOTE}" if is_uncertain(rows[-1]) else "× speed")
 
 
 def draw_memory_factors(axes, rows: list[Row]) -> None:

@@ -16,7 +16,7 @@ from bench.report.notes import SINGLE_RUNS
 from bench.report.pictures import place_of
 from bench.report.tables import bold, marked, spread
 from gpt_speed.common import listed
-from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col
+from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col, value_col
 from patches import stack
 from patches.stack import Patch
 
@@ -99,9 +99,9 @@ def results() -> Table:
             Column("machine", machine_link, True),
             num_col("baseline, tok/sec", "baseline.tok_per_sec", ",.0f"),
             num_col("optimized, tok/sec", "tok_per_sec", ",.0f"),
-            Column("speedup", lambda row: f"{row.factor_baseline:.1f}×"),
+            num_col("speedup", "factor_baseline", ".1f", "×"),
             Column("95 %", interval_over_baseline),
-            Column("over all measurements", lambda row: factors_text(row.measured.folder)),
+            value_col("over all measurements", "measured.folder", factors_text),
         ],
         sorted(optimized_in(REFERENCE), key=has_gpu, reverse=True),
     )
@@ -260,24 +260,32 @@ def gain_text(gain: Gain) -> str:
 
 
 def technique_card(technique: Technique) -> str:
-    patch, fields = technique.patch, technique.patch.fields
-    gains = "; ".join(map(gain_text, technique.gains))
-    diff = stack.read(stack.ROOT / patch.file)[len(patch.header) :].decode()
-    return f"""## {technique.title}
-{patch.prose}
+    """Returns a technique's heading, what it is, its facts as a table, and its diff, folded."""
+    patch = technique.patch
+    facts = {
+        "use it when": patch.fields.get("Use", ""),
+        "speed, memory": "; ".join(map(gain_text, technique.gains)),
+        "loss": patch.fields["Loss"],
+        "hardware": f"{patch.fields['Hardware']}. More: {links_of(patch)}",
+    }
+    heading, *lines = [f"| {name} | {fact} |" for name, fact in facts.items()]
+    return "\n".join(
+        [
+            f"## {technique.title}",
+            f"{patch.prose}\n",
+            heading,
+            "|:--|:--|",
+            *lines,
+            "\n<details><summary>Show the diff</summary>\n",
+            f"```diff\n{diff_of(patch)}```",
+            "</details>\n",
+        ]
+    )
 
-| use it when | {fields.get("Use", "")} |
-|:--|:--|
-| speed, memory | {gains} |
-| loss | {fields["Loss"]} |
-| hardware | {fields["Hardware"]}. More: {links_of(patch)} |
 
-<details><summary>Show the diff</summary>
-
-```diff
-{diff}```
-</details>
-"""
+def diff_of(patch: Patch) -> str:
+    """Returns a patch's file without its header."""
+    return stack.read(stack.ROOT / patch.file)[len(patch.header) :].decode()
 
 
 @dataclass
@@ -301,6 +309,10 @@ class Variant:
     @property
     def on_cpu(self) -> Gain | None:
         return best(gain for gain in self.gains if gain.device == "cpu")
+
+    @property
+    def on_gpu_or_cpu(self) -> Gain | None:
+        return self.on_gpu or self.on_cpu
 
 
 def variant_cards() -> str:
@@ -332,9 +344,9 @@ def variants_table(variants: list[Variant]) -> Table:
     return Table(
         [
             text_col("variant", "link"),
-            Column(f"speed, {SHOWN_GPU}", lambda variant: speed_text(variant.on_gpu)),
-            Column("speed, CPU", lambda variant: speed_text(variant.on_cpu)),
-            Column("memory", lambda variant: memory_text(variant.on_gpu or variant.on_cpu)),
+            value_col(f"speed, {SHOWN_GPU}", "on_gpu", speed_text),
+            value_col("speed, CPU", "on_cpu", speed_text),
+            value_col("memory", "on_gpu_or_cpu", memory_text),
         ],
         variants,
     )
