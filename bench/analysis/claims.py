@@ -195,7 +195,7 @@ class Claims:
 
     @property
     def cpu_parameters(self) -> list[int]:
-        return [row.record.config["parameters"] for row in self.cpus]
+        return [row.record.config["parameters"] for row in self.cpus if row.record]
 
     @property
     def cpu_speedups(self) -> list[float]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from bench.catalogue import GPUS, Run
+from bench.catalogue import GPUS, STAGES, Run
 from bench.commands import Command
 from bench.common import has_option
 from bench.measure.plan import Setup
@@ -27,7 +27,7 @@ from gpt_speed.cards import CARDS, Card, named
 from gpt_speed.common import UserError
 from gpt_speed.memory import MemoryNeed
 from gpt_speed.speed import KINDS, LEAST_BATCH, UNCHECKED
-from gpt_speed.tables import Column, Table, markdown, num_col, text_col
+from gpt_speed.tables import Table, markdown, num_col, text_col, value_col
 from patches import stack
 
 OLDEST = 7.0  # compute capability of the cards that 01 and 02 are for
@@ -57,6 +57,11 @@ def count(text: str) -> float:
 
 
 tokens = number_from(1, count, below=1e18)
+
+
+def words(text: str) -> list[str]:
+    """Returns what stands between commas."""
+    return [word for word in text.split(",") if word.strip()]
 
 
 def prices(text: str) -> list[float]:
@@ -141,6 +146,8 @@ def add_script_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--variants",
         metavar="A,B+C",
+        type=words,
+        default=[],
         help="variants of 01 or 02 besides, maybe with other options:"
         ' "step-accumulation --micro-batches 8"; + joins several',
     )
@@ -209,17 +216,18 @@ def parse_gpus(text: str) -> tuple[int, str]:
 
 def check_own_card(args: Namespace, names: str) -> None:
     """Raises UserError where a GPU is half described, or is named as well."""
-    has_part_of_a_speed = args.bandwidth or args.tflops
-    has_a_speed = args.memory and args.bandwidth and args.tflops
-    if has_part_of_a_speed and not has_a_speed:
+    speed = args.bandwidth, args.tflops
+    if any(speed) and not all((args.memory, *speed)):
         raise UserError("--bandwidth and --tflops tell a speed together, with --memory", 2)
-    if args.memory and names not in ("", "all"):
+    if not args.memory:
+        return
+    if names not in ("", "all"):
         raise UserError(
             "--memory describes a GPU of its own: leave --gpu out, or give the"
             " number of GPUs, --gpu 4x",
             2,
         )
-    if args.memory and args.tokens and not has_a_speed:
+    if args.tokens and not all(speed):
         raise UserError("--tokens needs a speed: beside --memory, --bandwidth and --tflops", 2)
 
 
@@ -241,15 +249,15 @@ def own_card(args: Namespace) -> Card:
 def chosen(setup: Setup, gpus: int) -> list[Run]:
     """Returns the scripts that are asked for, those of several GPUs on this many. Raises
     UserError, StackError."""
-    scripts, args = setup.scripts, setup.args
-    names = ["00", "01", "02"] if gpus else ["00", "01"]
-    gpus = gpus or GPUS
-    runs = [scripts.stage(name, gpus) for name in names]
-    if args.techniques:
-        runs = scripts.select(args.techniques, scripts.ladder(gpus))
-    for names_of_one in filter(str.strip, (args.variants or "").split(",")):
-        base = scripts.stage(base_of(names_of_one), gpus)
-        runs += scripts.variants(base, dict(gpus=gpus), names=names_of_one)
+    scripts, techniques = setup.scripts, setup.args.techniques
+    ranks = gpus or GPUS  # also of variants of 02, where no number of GPUs is given
+    if techniques:
+        runs = scripts.select(techniques, scripts.ladder(ranks))
+    else:
+        runs = [scripts.stage(name, ranks) for name in STAGES if gpus or name != "02"]
+    for variant in setup.args.variants:
+        base = scripts.stage(base_of(variant), ranks)
+        runs += scripts.variants(base, dict(gpus=ranks), names=variant)
     return list({run.name: run for run in runs}.values())
 
 
@@ -287,6 +295,10 @@ class Forecast:
     @property
     def need(self) -> MemoryNeed:
         return self.prediction.needs[self.memory_batch]
+
+    @property
+    def card_gb(self) -> float:
+        return self.card.mib / 1024
 
     @property
     def limit(self) -> int:
@@ -439,15 +451,15 @@ def table_of(rows: list[Forecast], cards: int, args: Namespace) -> Table:
     return Table(
         [
             text_col("card", "name"),
-            Column("GB", lambda row: f"{row.card.mib / 1024:.0f}"),
+            num_col("GB", "card_gb", ".0f"),
             text_col("script", "run.label"),
-            Column("batch", lambda row: str(row.batch or "none")),
+            value_col("batch", "batch", batch_text),
             num_col("GB reserved", "reserved_gb", ".2f"),
             num_col("tok/sec, thousands", "speed"),
             num_col("of all its GPUs", "speed_of_all"),
             num_col("MFU", "mfu", ".0%"),
-            Column("hours", lambda row: range_text(row.hours)),
-            Column("cost", lambda row: range_text(row.cost)),
+            value_col("hours", "hours", range_text),
+            value_col("cost", "cost", range_text),
             *shares,
         ],
         rows,
@@ -455,8 +467,15 @@ def table_of(rows: list[Forecast], cards: int, args: Namespace) -> Table:
     )
 
 
+def batch_text(batch: int) -> str:
+    return str(batch or "none")
+
+
 def range_text(ends: tuple[float, float] | None) -> str:
-    return span(*ends) if ends else ""
+    """Writes a range; "" without one."""
+    if not ends:
+        return ""
+    return span(*ends)
 
 
 def notes_of(setup: Setup, rows: list[Forecast]) -> list[str]:

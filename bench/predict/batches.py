@@ -11,6 +11,7 @@ from bench.predict.store import fitting, predict, program_of
 from gpt_speed.common import UserError
 
 OF_00, OF_01 = "8", "32"  # the published batch sizes, as plans and journals have them
+BATCH_OF = {"00": OF_00, "01": OF_01, "02": OF_01}
 PUBLISHED = {OF_00: "0", OF_01: "10-batch-size"}  # the first script with each size
 LOADED = 300  # MiB that kernels and libraries still take of what is free
 
@@ -66,16 +67,21 @@ def largest_batches(setup: Setup, free: int, composed: bool) -> dict[str, int]:
 
 def scripts_to_fit(setup: Setup, composed: bool) -> dict[str, tuple[str, list[str]]]:
     """Returns by the published batch size the script that is predicted, with its options."""
-    options = setup.options
-    model = [] if has_option("--model", options) else ["--model", "gpt2"]
+    options = [*setup.options]
+    if not has_option("--model", options):
+        options = ["--model", "gpt2", *options]
     # 00 has nothing to compile.
     of_00 = [word for word in options if word not in ("--compile", "--no-compile")]
-    larger, dtype = PUBLISHED[OF_01], []
-    if composed and in_float16(setup.machine, options):
-        larger = FLOAT16
-    elif trained_in(setup.machine) == "float32" and not has_option("--dtype", options):
-        dtype = ["--dtype", "float32"]
     return {
-        OF_00: (PUBLISHED[OF_00], [*model, *of_00]),
-        OF_01: (larger, [*model, *dtype, *options]),
+        OF_00: (PUBLISHED[OF_00], of_00),
+        OF_01: larger_to_fit(setup, options, composed),
     }
+
+
+def larger_to_fit(setup: Setup, options: list[str], composed: bool) -> tuple[str, list[str]]:
+    """Returns the script of the larger batch, in the type that the machine trains it in."""
+    if composed and in_float16(setup.machine, options):
+        return FLOAT16, options
+    if trained_in(setup.machine) == "float32" and not has_option("--dtype", options):
+        return PUBLISHED[OF_01], ["--dtype", "float32", *options]
+    return PUBLISHED[OF_01], options
