@@ -1221,7 +1221,8 @@ def stopped_in_round_1(tree: Path, command: list[str], number: int) -> int:
         while not child.stdout.readline().startswith("round 1: "):  # of a random order
             assert child.poll() is None, child.stderr.read()
         child.send_signal(number)
-        child.communicate(timeout=120)
+        _, err = child.communicate(timeout=120)
+    print(err)
     return child.returncode
 
 
