@@ -226,7 +226,9 @@ def run_gradients(args: argparse.Namespace) -> int:
         print(json.dumps(gradients_render.as_json(answer)))
     else:
         print(gradients_render.screen(answer), end="")
-    return 4 if answer.wrong else 0
+    if not answer.wrong:
+        return 0
+    return 4
 
 
 # ---- The cards

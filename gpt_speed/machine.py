@@ -49,10 +49,14 @@ def trained_in() -> str:
     import torch
 
     if torch.cuda.is_available():
-        return "bfloat16" if torch.cuda.get_device_capability() >= (8, 0) else "float32"
+        if torch.cuda.get_device_capability() >= (8, 0):
+            return "bfloat16"
+        return "float32"
     units = getattr(torch.cpu, "get_capabilities", dict)()  # older PyTorch lacks it
     has_units = any(map(units.get, ("amx_bf16", "avx512_bf16", "bf16")))
-    return "bfloat16" if has_units else "float32"
+    if has_units:
+        return "bfloat16"
+    return "float32"
 
 
 def product_rate(dtype: str, minimum: float = 1) -> float:

@@ -28,7 +28,9 @@ def round_up(size: int, unit: int) -> int:
 
 def large_segment_size(size: int) -> int:
     """Returns the bytes of a large segment for a request of `size` bytes."""
-    return 20 * MIB if size < 10 * MIB else round_up(size, SEGMENT)
+    if size < 10 * MIB:
+        return 20 * MIB
+    return round_up(size, SEGMENT)
 
 
 @dataclass(eq=False, slots=True)
@@ -78,7 +80,9 @@ class Pool:
     def take_smallest(self, size: int) -> Block | None:
         """Takes the smallest block of at least `size` bytes, if there is one."""
         index = bisect_left(self.blocks, (size, -1))
-        return self.blocks.pop(index)[2] if index < len(self.blocks) else None
+        if index >= len(self.blocks):
+            return None
+        return self.blocks.pop(index)[2]
 
     def take_whole_segments(self) -> int:
         """Takes the blocks that are whole segments; returns their bytes."""

@@ -36,7 +36,9 @@ def run_script(command: list[str]) -> str:
         else:
             runpy.run_path(name, run_name="__main__")
     except SystemExit as stop:
-        return f"it ended with {stop.code}" if stop.code else ""
+        if not stop.code:
+            return ""
+        return f"it ended with {stop.code}"
     except BaseException as raised:
         traceback.print_exception(raised)
         return first_line(raised)

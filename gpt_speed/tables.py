@@ -21,7 +21,9 @@ class Table(NamedTuple):
 
 def fmt(value: float | None, form: str, unit: str = "") -> str:
     """Writes a figure; "" for None."""
-    return "" if value is None else f"{format(value, form)}{unit}"
+    if value is None:
+        return ""
+    return f"{format(value, form)}{unit}"
 
 
 def lookup(row, name: str):

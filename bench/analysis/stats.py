@@ -96,7 +96,9 @@ class Family:
             return "not tested"
         if name not in self.significant:
             return "no significant change"
-        return "faster" if self.differences[name].mean > 0 else "slower"
+        if self.differences[name].mean > 0:
+            return "faster"
+        return "slower"
 
 
 def logs_of(values: Values) -> Logs:
@@ -144,7 +146,9 @@ def paired_difference(one: Logs, other: Logs) -> Estimate | None:
         return None
     error = stdev(differences) / math.sqrt(len(differences))
     degrees = len(differences) - 1
-    return Estimate(fmean(differences), error, degrees) if error > LEAST_ERROR else None
+    if error <= LEAST_ERROR:
+        return None
+    return Estimate(fmean(differences), error, degrees)
 
 
 def pooled_means(rows: dict[str, Logs]) -> dict[str, Estimate]:

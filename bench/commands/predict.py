@@ -53,7 +53,9 @@ def count(text: str) -> float:
     """Returns the number in 10e9, 10B, 300m, 1T or 10,000,000. Raises ValueError."""
     number = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)  # before three digits, and no more
     suffix = number[-1:].lower()
-    return float(number[:-1]) * SUFFIXES[suffix] if suffix in SUFFIXES else float(number)
+    if suffix in SUFFIXES:
+        return float(number[:-1]) * SUFFIXES[suffix]
+    return float(number)
 
 
 tokens = number_from(1, count, below=1e18)
@@ -265,7 +267,9 @@ def base_of(names: str) -> str:
     """Returns of which script "A+B --option 8" are variants, by the first: 01 or 02."""
     first = re.split(r"[+\s]", names.strip())[0]
     of_02 = {patch.name for patch in stack.load_variants() if patch.base == Path(stack.DDP).stem}
-    return "02" if first in of_02 else "01"
+    if first in of_02:
+        return "02"
+    return "01"
 
 
 @dataclass(frozen=True)
@@ -307,14 +311,18 @@ class Forecast:
 
     @property
     def reserved_gb(self) -> float | None:
-        return min(self.need.reserved, self.limit) / 1024 if self.batch else None
+        if not self.batch:
+            return None
+        return min(self.need.reserved, self.limit) / 1024
 
     @property
     def fits(self) -> str:
         if not self.batch:
             return "does not fit"
         is_tight = reference.RESERVE * self.need.minimum > self.limit
-        return "only just fits" if is_tight and reserves_more(self.run) else "fits"
+        if is_tight and reserves_more(self.run):
+            return "only just fits"
+        return "fits"
 
     @property
     def has_speed(self) -> bool:
@@ -329,7 +337,9 @@ class Forecast:
 
     def speed_range(self, gpus: int) -> str | None:
         """Returns the tok/sec of so many GPUs in thousands, or why they aren't known."""
-        return self.prediction.speed_range(self.batch, self.card, gpus) if self.has_speed else None
+        if not self.has_speed:
+            return None
+        return self.prediction.speed_range(self.batch, self.card, gpus)
 
     @property
     def speed(self) -> str | None:
@@ -344,7 +354,9 @@ class Forecast:
 
     @property
     def mfu(self) -> float | None:
-        return self.prediction.mfu(self.batch, self.card) if self.speeds else None
+        if not self.speeds:
+            return None
+        return self.prediction.mfu(self.batch, self.card)
 
     @property
     def shares(self) -> dict[str, float] | None:
@@ -412,7 +424,9 @@ def forecasts(
 def one_price_each(prices: list[float] | None, cards: int) -> list[float | None]:
     """Returns a price for each of the cards: one may be that of all, and there may be none."""
     prices = prices or [None]
-    return prices if len(prices) > 1 else prices * cards
+    if len(prices) > 1:
+        return prices
+    return prices * cards
 
 
 def runs_on(card: Card, runs: list[Run], setup: Setup) -> list[Run]:

@@ -61,15 +61,21 @@ def speedup_text(row: Row) -> str:
 
 def interval_text(row: Row) -> str:
     interval = spread(row.speedup_over(row.baseline).interval, ".1f")
-    return f"95 %: {interval}" if interval else ""
+    if not interval:
+        return ""
+    return f"95 %: {interval}"
 
 
 def published_text(row: Row) -> str:
     speedup = fmt(row.published_factor_baseline, ".2f")
-    return f"published, on an A100: {speedup} times" if speedup else ""
+    if not speedup:
+        return ""
+    return f"published, on an A100: {speedup} times"
 
 
 def runs_text(row: Row) -> str:
     """Returns on how many runs of each script a speedup over the baseline rests."""
     runs = rounds_of_both(row)
-    return SINGLE_RUNS if runs == 1 else f"{counted(runs, 'run')} each"
+    if runs == 1:
+        return SINGLE_RUNS
+    return f"{counted(runs, 'run')} each"

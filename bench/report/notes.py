@@ -31,7 +31,9 @@ def moment_of(measured: Measurement) -> str:
     """Returns the date and the commit of a measurement."""
     time, commit = measured.time, measured.commit
     date = f"{time[:4]}-{time[4:6]}-{time[6:8]}"
-    return f"{date} at {commit[:7]}{commit[40:]}" if commit else date  # a + of edited files is kept
+    if commit:
+        return f"{date} at {commit[:7]}{commit[40:]}"  # a + of edited files is kept
+    return date
 
 
 def one_reference(rows: list[Row]) -> bool:
@@ -53,7 +55,9 @@ def rounds_note(measured: Measurement, rows: list[Row]) -> str:
 def compared_rounds(rows: list[Row], most: int) -> int:
     """Returns in how many rounds all rows without a failure have a run; `most` without any."""
     rounds = [row.by_round.keys() for row in rows if row.by_round and not row.outcome]
-    return len(set.intersection(*map(set, rounds))) if rounds else most
+    if rounds:
+        return len(set.intersection(*map(set, rounds)))
+    return most
 
 
 def machine_note(measured: Measurement, rows: list[Row]) -> str:
@@ -76,16 +80,18 @@ def seeds_note(measured: Measurement, rows: list[Row]) -> str:
     """Returns which seeds the rounds had."""
     first = measured.plan.first_seed
     last = first + max((row.rounds for row in rows), default=0) - 1
-    return (
-        f"seeds {first} to {last}" if measured.plan.new_seeds and last > first else f"seed {first}"
-    )
+    if measured.plan.new_seeds and last > first:
+        return f"seeds {first} to {last}"
+    return f"seed {first}"
 
 
 def float32_reason(record: Record) -> str | None:
     """Returns why a script trained in float32 that trains in bfloat16 where it can, or None."""
     reason = record.config.get("dtype_reason")  # of technique 5 and later
     by_choice = record.config.get("autocast")  # only the weights are in float32
-    return reason if record.config.get("dtype") == "float32" and not by_choice else None
+    if record.config.get("dtype") == "float32" and not by_choice:
+        return reason
+    return None
 
 
 def peak_note(matmul_peak: dict[str, float]) -> str:

@@ -68,7 +68,9 @@ def lay_rows(axes, count: int) -> None:
 
 
 def shorten(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
+    if len(text) <= length:
+        return text
+    return text[: length - 1] + "…"
 
 
 def place_of(measured) -> str:

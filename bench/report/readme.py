@@ -70,7 +70,9 @@ class Figure:
         """Returns the value, or the several ones. Raises KeyError, OSError where its journal lacks
         it."""
         value = lookup(claims, self.name)
-        return value if isinstance(value, Sequence) else [value]
+        if isinstance(value, Sequence):
+            return value
+        return [value]
 
 
 FIGURES = {
@@ -193,7 +195,9 @@ def block_text(name: str, machine: Path) -> str:
         content = BLOCKS_OF_MACHINES[name](machine)
     else:
         return ""
-    return markdown(content) if isinstance(content, Table) else content
+    if isinstance(content, Table):
+        return markdown(content)
+    return content
 
 
 def measured_when(machine: Path) -> str:

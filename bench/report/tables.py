@@ -11,11 +11,15 @@ from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col, va
 def credited(row, name: str) -> str:
     """Returns what a row's factor is of: this technique, or several by their numbers."""
     numbers = row.techniques
-    return name if len(numbers) < 2 else f"techniques {numbers[0]} to {numbers[-1]}"
+    if len(numbers) < 2:
+        return name
+    return f"techniques {numbers[0]} to {numbers[-1]}"
 
 
 def picture_name(study: str, kind: str) -> str:
-    return f"{study}-{kind}" if kind else study
+    if kind:
+        return f"{study}-{kind}"
+    return study
 
 
 # ---- Cells and columns -------------------------------------------------------------------------
@@ -29,12 +33,16 @@ def spread(values: Sequence[float] | None, form: str = ",.0f") -> str:
 
 
 def bold(text: str, significance: str | None) -> str:
-    return f"**{text}**" if text and significance in ("faster", "slower") else text
+    if text and significance in ("faster", "slower"):
+        return f"**{text}**"
+    return text
 
 
 def marked(text: str, is_wide: bool) -> str:
     """Returns a factor, with a mark where its interval is so wide that it isn't ranked."""
-    return f"{text}{WIDE_MARK}" if text and is_wide else text
+    if text and is_wide:
+        return f"{text}{WIDE_MARK}"
+    return text
 
 
 def factor_text(row: Row) -> str:
@@ -91,14 +99,18 @@ def excerpts_of(study, measured) -> dict[str, str]:
 
 def with_legend(tables: str) -> str:
     """Returns tables with what the mark in them says."""
-    return f"{tables}\n{WIDE_LEGEND}\n" if WIDE_MARK in tables else tables
+    if WIDE_MARK in tables:
+        return f"{tables}\n{WIDE_LEGEND}\n"
+    return tables
 
 
 def significance_or_error(row: Row) -> str:
     """Returns whether a row's speedup is significant, or why it has none."""
     if row.error or row.significance:
         return row.error or row.significance
-    return "" if row.baseline else "baseline"
+    if row.baseline:
+        return ""
+    return "baseline"
 
 
 def full_table(rows: list[Row]) -> Table:

@@ -82,7 +82,9 @@ PURPOSES = {
 def title_of(patch: Patch, number: int) -> str:
     """Returns the heading of a technique's card."""
     title = patch.fields["Technique"]
-    return title if patch.name == "ddp" else f"{number}. {title}"
+    if patch.name == "ddp":
+        return title
+    return f"{number}. {title}"
 
 
 def link_to(heading: str, page: str = "") -> str:
@@ -123,7 +125,9 @@ def interval_over_baseline(row: Row) -> str:
 def factors_text(folder: Path) -> str:
     """Returns the range of a machine's speedups, and of how many measurements; "" of one."""
     totals = totals_in(folder)
-    return f"{spread(totals, '.2f')} ({len(totals)})" if len(totals) > 1 else ""
+    if len(totals) <= 1:
+        return ""
+    return f"{spread(totals, '.2f')} ({len(totals)})"
 
 
 # ---- Techniques --------------------------------------------------------------------------------
@@ -154,7 +158,9 @@ class Technique:
     @property
     def published_factor(self) -> float | None:
         gain = best(self.gains, prefer=["published"])
-        return gain.factor if gain else None
+        if not gain:
+            return None
+        return gain.factor
 
     def on(self, machine: str) -> Gain | None:
         """Returns what it gained on a machine; None where it wasn't measured."""
@@ -195,18 +201,24 @@ def speed_text(gain: Gain | None) -> str:
 
 def memory_text(gain: Gain | None) -> str:
     """Writes times the memory, as speed_text; "" also where it isn't known."""
-    return in_italics(gain, fmt(gain.memory, ".2f")) if gain else ""
+    if not gain:
+        return ""
+    return in_italics(gain, fmt(gain.memory, ".2f"))
 
 
 def others_text(gain: Gain | None) -> str:
     """Returns which other techniques a gain is of, too; "" where it is of one."""
     numbers = gain.together_with if gain else ()
-    return f" with {listed(map(str, numbers))}" if numbers else ""
+    if not numbers:
+        return ""
+    return f" with {listed(map(str, numbers))}"
 
 
 def in_italics(gain: Gain, text: str) -> str:
     """Returns a figure of a gain in italics where that is predicted."""
-    return f"*{text}*" if text and gain.source == "predicted" else text
+    if text and gain.source == "predicted":
+        return f"*{text}*"
+    return text
 
 
 def index() -> Table:
@@ -232,7 +244,9 @@ def gain_on_the_gpu(technique: Technique) -> float:
     """Returns times the speed on the GPU that the table shows; 0 where that isn't known, or too
     uncertain to rank."""
     gain = technique.on(SHOWN_GPU)
-    return gain.factor if gain and not gain.is_wide else 0.0
+    if gain and not gain.is_wide:
+        return gain.factor
+    return 0.0
 
 
 def gain_col(heading: str, machine: str, text: Callable[[Gain | None], str]) -> Column:
@@ -401,4 +415,6 @@ def source_name(link: str) -> str:
     host, *path = link.split("/")[2:]
     if host == "arxiv.org":
         return f"arXiv:{path[-1]}"
-    return path[1] if host == "github.com" else host
+    if host == "github.com":
+        return path[1]
+    return host

@@ -118,7 +118,9 @@ def method_in_place_of(own_method, keeper: Keeper, call):
 def backend_options(keeper: Keeper) -> dict[str, str]:
     """Returns the options of torch.compile that mend."""
     backend = keeper.order.mending.backend
-    return dict(backend=backend) if backend else {}
+    if not backend:
+        return {}
+    return dict(backend=backend)
 
 
 def call_compiled(keeper: Keeper, function, *args, **kwargs):

@@ -128,7 +128,9 @@ class Keeper:
 def graph_count() -> int:
     """Returns how many graphs torch.compile has made."""
     utils = sys.modules.get("torch._dynamo.utils")
-    return utils.counters["stats"]["unique_graphs"] if utils else 0
+    if not utils:
+        return 0
+    return utils.counters["stats"]["unique_graphs"]
 
 
 def checksum(*values) -> int:

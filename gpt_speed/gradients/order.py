@@ -53,7 +53,9 @@ class Order:
     @property
     def mending(self) -> Mend:
         """What is tried; nothing without a `mend`."""
-        return MENDS[self.mend] if self.mend else Mend("")
+        if self.mend:
+            return MENDS[self.mend]
+        return Mend("")
 
     @property
     def environment(self) -> dict[str, str]:

@@ -70,4 +70,6 @@ def as_json(answer: Answer) -> dict:
 
 def finite(error: float) -> float | None:
     """Returns None for an infinite error, which JSON doesn't have."""
-    return error if isfinite(error) else None
+    if not isfinite(error):
+        return None
+    return error

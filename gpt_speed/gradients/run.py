@@ -45,7 +45,9 @@ class Answer:
     def verdict(self) -> str:
         if self.wrong:
             return "wrong"
-        return "right" if any(check.judged for check in self.checks) else "not compared"
+        if any(check.judged for check in self.checks):
+            return "right"
+        return "not compared"
 
 
 class Script:
