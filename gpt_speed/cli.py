@@ -143,7 +143,9 @@ def audited(
 ) -> dict | None:
     """Returns an audit of a command by its options; None in a rank of torchrun that isn't the
     first. Raises UserError."""
-    cards = named(args.gpu) if args.gpu else []
+    cards = []
+    if args.gpu:
+        cards = named(args.gpu)
     python = python_of(args)
     timed, watched = audit(command, args.minutes, python)
     if int(os.environ.get("RANK") or 0):
@@ -207,7 +209,10 @@ def run_audit(args: argparse.Namespace) -> int:
         page.write_text(page_of(result), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{page} can't be written: {error.strerror}")
-    print(json.dumps(result) if args.json else f"{render.screen(result)}{page}")
+    if args.json:
+        print(json.dumps(result))
+    else:
+        print(f"{render.screen(result)}{page}")
     return 0
 
 

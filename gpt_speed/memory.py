@@ -102,7 +102,9 @@ class Allocator:
     def malloc(self, size: int) -> Block:
         """Returns a block of at least `size` bytes. Raises DoesNotFit."""
         size = max(512, round_up(size, 512))
-        pool = self.small if size <= MIB else self.large
+        pool = self.large
+        if size <= MIB:
+            pool = self.small
         block = pool.take_smallest(size) or self.segment(size, pool)
         if block.size - size >= pool.smallest_rest:
             pool.put(block.split(size))
@@ -113,7 +115,9 @@ class Allocator:
 
     def segment(self, size: int, pool: Pool) -> Block:
         """Returns a new segment as one block. Raises DoesNotFit."""
-        total = SEGMENT if pool is self.small else large_segment_size(size)
+        total = SEGMENT
+        if pool is self.large:
+            total = large_segment_size(size)
         if not self.has_room(total):
             self.reserved -= self.small.take_whole_segments() + self.large.take_whole_segments()
             if not self.has_room(total):

@@ -66,7 +66,9 @@ def markdown(*tables: Table) -> str:
 
 def markdown_of(table: Table) -> str:
     """Returns a table's text."""
-    lines = [f"{table.caption}\n"] if table.caption else []
+    lines = []
+    if table.caption:
+        lines.append(f"{table.caption}\n")
     for line in zip(*shown_columns(table), strict=True):
         cells = [cell_text(cell or table.missing) for cell in line]
         lines.append(f"| {' | '.join(cells)} |")

@@ -306,7 +306,9 @@ class Row(Figures):
         rate; the ranks of a CPU share it."""
         if not self.record:
             return None
-        units = self.run.processes if self.measured.machine["gpus"] else 1
+        units = 1
+        if self.measured.machine["gpus"]:
+            units = self.run.processes
         flops = self.tok_per_sec * self.record.config["flops_per_token"] / units
         return ratio(flops, peak_at(self.record.precision, self.measured.peak))
 
@@ -353,8 +355,9 @@ class Row(Figures):
 
     def speedup(self, target: float | None = None, with_first_step: bool = False) -> "Comparison":
         """Returns how many times as fast as its reference it is, or comes to a target."""
-        goal = None if target is None else Goal(target, with_first_step)
-        return Comparison(self, self.reference, goal)
+        if target is None:
+            return Comparison(self, self.reference)
+        return Comparison(self, self.reference, Goal(target, with_first_step))
 
     def speedup_over(self, other: "Row | None") -> "Comparison":
         """Returns how many times as fast as another row it is."""

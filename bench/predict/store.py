@@ -159,7 +159,9 @@ def predict(
     which have to be traced one by one, only if a card of `smallest` MiB is too small for these.
     Unless `retrace`, a prediction stored in `results` or results/reference is returned as it is,
     also where the script has changed since, if it has these sizes. Raises UserError."""
-    stored = None if retrace else load(program.key, results, REFERENCE)
+    stored = None
+    if not retrace:
+        stored = load(program.key, results, REFERENCE)
     prediction = stored or traced(program)
     is_small = smallest is not None and smallest < prediction.needs[TRACED[0]].minimum
     missing = sorted(sizes_wanted(is_small, batch) - prediction.needs.keys())

@@ -85,7 +85,9 @@ def composing(variants: str) -> str:
 def script_data(name: str, run: Run, predictions: dict[str, Prediction]) -> dict:
     """Returns what the page has of a script, with its memory by model and batch size."""
     use = use_of(name, run)
-    start = f"torchrun --nproc_per_node={run.processes}" if run.processes > 1 else "python"
+    start = "python"
+    if run.processes > 1:
+        start = f"torchrun --nproc_per_node={run.processes}"
     return dict(
         label=run.label,
         number=run.number,
@@ -119,6 +121,9 @@ def gpu_data(
             row = speeds_on(card, runs[name], prediction)
             if row:
                 speeds[name][model] = row
+    instead = {}
+    if not card.bfloat16:
+        instead = {"01": FLOAT16, "02": f"02+{FLOAT16}"}
     return dict(
         gb=gb(card.mib),
         room=gb(card.mib - OTHERS),
@@ -126,7 +131,7 @@ def gpu_data(
         checked=card.is_checked,
         bfloat16=card.bfloat16,
         nvidia=not card.is_amd,
-        instead={} if card.bfloat16 else {"01": FLOAT16, "02": f"02+{FLOAT16}"},
+        instead=instead,
         speeds=speeds,
     )
 

@@ -52,11 +52,14 @@ def speedup_text(row: Row) -> str:
         form, aside = ".1f", interval_text(row)
     else:
         form, aside = ".2f", published_text(row)
-    return (
+    text = (
         f"{row.label} trains **{row.tok_per_sec:,.0f} tok/sec,"
         f" {row.factor_baseline:{form}} times** {row.baseline.label}'s"
-        f" {row.baseline.tok_per_sec:,.0f}" + (f" ({aside})" if aside else "")
+        f" {row.baseline.tok_per_sec:,.0f}"
     )
+    if aside:
+        text += f" ({aside})"
+    return text
 
 
 def interval_text(row: Row) -> str:

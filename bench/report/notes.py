@@ -22,7 +22,9 @@ def provenance(measured: Iterable[Measurement]) -> str:
     if not ordered:
         return ""
     first, last = moment_of(ordered[0]), moment_of(ordered[-1])
-    when = f"on {first}" if first == last else f"from {first} to {last}"
+    when = f"from {first} to {last}"
+    if first == last:
+        when = f"on {first}"
     versions = dict.fromkeys(measurement.machine["torch"] for measurement in ordered)
     return f"Measured {when} with PyTorch {listed(versions)}."
 
@@ -49,7 +51,10 @@ def rounds_note(measured: Measurement, rows: list[Row]) -> str:
         details += [f"{measured.planned} planned", f"{rounds - measured.planned} added"]
     if most > rounds:
         details.append(f"some rows {most}, which count in medians alone")
-    return counted(rounds, "round") + (f" ({', '.join(details)})" if details else "")
+    note = counted(rounds, "round")
+    if details:
+        note += f" ({', '.join(details)})"
+    return note
 
 
 def compared_rounds(rows: list[Row], most: int) -> int:

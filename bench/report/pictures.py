@@ -81,7 +81,9 @@ def place_of(measured) -> str:
         place = f"{models.pop()} on {place}"
     if not measured.machine["gpus"]:
         place += f", {measured.machine['threads']} cores"
-    return place + (f"\ntext: {measured.text}" if measured.text else "")
+    if measured.text:
+        place += f"\ntext: {measured.text}"
+    return place
 
 
 def key(label: str, **style):
@@ -150,8 +152,9 @@ class Bar:
     @property
     def end(self) -> float:
         """Where the text stands: after all that is drawn."""
-        range_end = max(self.whisker) if len(self.whisker) > 1 else self.value or 0
-        return max(range_end, self.behind or 0)
+        if len(self.whisker) > 1:
+            return max(*self.whisker, self.behind or 0)
+        return max(self.value or 0, self.behind or 0)
 
 
 def draw_bars(axes, bars: Sequence[Bar]) -> None:
@@ -217,7 +220,10 @@ def draw_speed_factors(axes, rows: list[Row]) -> None:
     ]
     draw_bars(axes, bars)
     mark_no_change(axes)
-    axes.set_xlabel(f"× speed{WIDE_NOTE}" if is_uncertain(rows[-1]) else "× speed")
+    label = "× speed"
+    if is_uncertain(rows[-1]):
+        label += WIDE_NOTE
+    axes.set_xlabel(label)
 
 
 def draw_memory_factors(axes, rows: list[Row]) -> None:

@@ -90,7 +90,9 @@ def text_of(study, measured) -> str:
 def excerpts_of(study, measured) -> dict[str, str]:
     """Returns the tables that the markers of a page ask for, by their names."""
     rows = rows_of(measured)
-    added = f"\n{rounds_note(measured, rows)}.\n" if measured.planned else ""
+    added = ""
+    if measured.planned:
+        added = f"\n{rounds_note(measured, rows)}.\n"
     return {
         name: with_legend(markdown(*tables)) + added
         for name, tables in study.excerpts(measured, rows).items()

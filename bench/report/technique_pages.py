@@ -181,7 +181,9 @@ def techniques() -> list[Technique]:
 
 def published_gain(now: stack.Published, before: stack.Published) -> Gain:
     """Returns the gain between two published figures."""
-    gpus = f"{now.gpus} A100s" if now.gpus > 1 else "A100"
+    gpus = "A100"
+    if now.gpus > 1:
+        gpus = f"{now.gpus} A100s"
     return Gain(
         f"{gpus} (published)",
         now.tok_per_sec / before.tok_per_sec,

@@ -44,7 +44,9 @@ def draw_speedups(axes, rows: list[Row], colours: list[str]) -> None:
 
 def annotate(axes, place: int, end: float, row: Row) -> None:
     """Writes at the end of a bar what it says: a gain in bold, all else in plain black."""
-    style = dict(color=OWN, fontweight="bold") if row.factor else dict(color="black")
+    style = dict(color="black")
+    if row.factor:
+        style = dict(color=OWN, fontweight="bold")
     axes.annotate(
         label_of(row), (end, place), (8, 0), va="center", textcoords="offset points", **style
     )

@@ -136,21 +136,21 @@ class Comparison:
 
     def compare_all(self) -> None:
         """Adds all checks to the answer. Raises NotCompared where the script forbids them."""
-        as_it_is = self.as_it_is()
-        plain = self.without_autocast() if as_it_is["autocast"] else as_it_is
+        plain = as_it_is = self.as_it_is()
+        autocast = as_it_is["autocast"]
+        if autocast:
+            plain = self.without_autocast()
         self.type = coarsest(plain["types"])
         roundings = self.roundings(plain)
-        budget = 1.0
-        if as_it_is["compiles"]:
-            budget = self.compare_compiled(roundings)
-        else:
+        if not as_it_is["compiles"]:
             self.answer.notes.append("nothing is compiled")
-        if as_it_is["compiles"] and as_it_is["autocast"]:
-            self.compare_autocast(as_it_is["autocast"], plain["tensors"])
-        if risks := risks_of(plain, budget):
-            self.differentiate(bool(as_it_is["compiles"]), risks)
-        if as_it_is["compiles"]:
-            self.find_mends()
+            self.differentiate(risks_of(plain), compiled=False)
+            return
+        budget = self.compare_compiled(roundings)
+        if autocast:
+            self.compare_autocast(autocast, plain["tensors"])
+        self.differentiate(risks_of(plain, budget), compiled=True)
+        self.find_mends()
 
     def as_it_is(self) -> dict:
         """Returns the facts of the uncompiled script, whose gradients are kept. Raises NotCompared
@@ -175,7 +175,8 @@ class Comparison:
         jitter = ROUNDINGS * UNIT[self.type]
         order = replace(self.order, compare=self.file, jitter=jitter)
         again = self.script.run("uncompiled, weights changed by rounding", order)
-        if difference := unlike(plain, again, jitter):
+        difference = unlike(plain, again, jitter)
+        if difference:
             raise NotCompared(f"uncompiled it isn't the same twice: {difference}")
         return again["tensors"]
 
@@ -202,9 +203,11 @@ class Comparison:
     def compiled_order(self) -> Order:
         return replace(self.order, compiled=True, compare=self.file)
 
-    def differentiate(self, compiled: bool, risks: list[str]) -> None:
-        """Compares to numeric derivatives, where masks may be drawn anew in the backward pass, or a
-        backward pass is written by hand."""
+    def differentiate(self, risks: list[str], compiled: bool) -> None:
+        """Compares to numeric derivatives, where there are risks: masks may be drawn anew in the
+        backward pass, or a backward pass is written by hand."""
+        if not risks:
+            return
         name = f"numeric derivatives ({', '.join(risks)})"
         if self.type != "float32":
             self.answer.notes.append(f"{name}: not in {self.type}, which rounds too much")
@@ -238,10 +241,12 @@ def coarsest(types: list[str]) -> str:
     return max((name for name in types if name in UNIT), key=UNIT.__getitem__, default="float32")
 
 
-def risks_of(facts: dict, budget: float) -> list[str]:
+def risks_of(facts: dict, budget: float = 1.0) -> list[str]:
     """Returns, in words, what of a script may draw other masks in the backward pass, or has a
     backward pass of its own."""
-    risks = ["activation checkpointing"] if facts["checkpoints"] else []
+    risks = []
+    if facts["checkpoints"]:
+        risks.append("activation checkpointing")
     risks += [f"the autograd function {name}" for name in facts["functions"]]
     if budget < 1:
         risks.append(f"a memory budget of {budget:g}")
