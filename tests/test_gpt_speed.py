@@ -154,6 +154,23 @@ def test_derivatives():
     assert 0.01 < uncertainty < 0.1
 
 
+def test_noise_is_at_least_that_of_the_last_digit():
+    last_digit = 2.0**-22  # of a float32 between 2 and 4
+    assert numeric.noise([3.0, 3.0, 3.0]) == pytest.approx(last_digit / 12**0.5)
+    assert numeric.noise([3.0, 3.5, 4.0]) == pytest.approx(0.5)
+
+
+def test_distances_of_tensors():
+    own = dict(same=torch.tensor([3.0, 4.0]), turned=torch.tensor([0.0, 2.0]), extra=torch.ones(2))
+    other = dict(same=torch.tensor([3.0, 4.0]), turned=torch.tensor([1.0, 0.0]), lost=torch.ones(2))
+    distances = numeric.distances(own, other)
+    assert distances["same"] == pytest.approx([0, 1, 1])
+    assert distances["turned"] == pytest.approx([5**0.5, 0, 2])
+    error, cosine, size = distances["lost"]  # counts as 0
+    assert (error, cosine) == pytest.approx((1, 0)) and size < 1e-20
+    assert distances["extra"][0] > 1e20
+
+
 # ---- What is judged
 
 

@@ -23,7 +23,7 @@ def derivative_facts(calls: list[Call], names: dict, seconds: float) -> dict:
     weights = [weight for weight in names if weight.dtype == torch.float32]
     if not loss.calls or not weights:
         return dict(derivatives={}, noise=None)
-    gradients = list(loss.gradients(weights))
+    gradients = loss.gradients(weights)
     random.Random(0).shuffle(gradients)
     noise = loss.noise(weights)
     derivatives = {}
@@ -40,11 +40,12 @@ class Loss:
 
     calls: list[Call]
 
-    def gradients(self, weights: list) -> zip:
+    def gradients(self, weights: list) -> list[tuple]:
         """Returns each of the weights with the gradient that autograd makes now; None of one that
         the loss doesn't need."""
         total = torch.stack([call.loss() for call in self.calls]).sum()
-        return zip(weights, torch.autograd.grad(total, weights, allow_unused=True), strict=True)
+        gradients = torch.autograd.grad(total, weights, allow_unused=True)
+        return list(zip(weights, gradients, strict=True))
 
     def at(self, offsets: dict) -> float:
         """Returns the loss at other weights."""
@@ -77,7 +78,7 @@ class Along:
 
     def numeric(self, noise: float) -> tuple[float, float]:
         """Returns the numeric derivative, and its uncertainty."""
-        # The root mean square of the slope: along a random direction, about.
+        # What a derivative along a random direction is, about: its root mean square.
         slope = self.gradient.norm().item() * size_of(self.weight)
         return numeric.derivative_along(self.loss_at, slope, noise)
 

@@ -43,9 +43,8 @@ def kept_by(keeper: Keeper, names: dict) -> Kept:
 def names_as_in(other: Kept, parameters: list) -> dict:
     """Returns the parameters' names in another run: in this one torch.compile may hide them. Raises
     ValueError where that one has other parameters."""
-    if [tuple(parameter.shape) for parameter in parameters] != [
-        shape for _, shape in other.parameters
-    ]:
-        raise ValueError("it has other parameters than in another run")
     names = [name for name, _ in other.parameters]
+    shapes = [shape for _, shape in other.parameters]
+    if [tuple(parameter.shape) for parameter in parameters] != shapes:
+        raise ValueError("it has other parameters than in another run")
     return dict(zip(parameters, names, strict=True))
