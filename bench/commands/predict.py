@@ -148,8 +148,7 @@ def add_script_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--variants",
         metavar="A,B+C",
-        type=words,
-        default=[],
+        default="",
         help="variants of 01 or 02 besides, maybe with other options:"
         ' "step-accumulation --micro-batches 8"; + joins several',
     )
@@ -257,7 +256,7 @@ def chosen(setup: Setup, gpus: int) -> list[Run]:
         runs = scripts.select(techniques, scripts.ladder(ranks))
     else:
         runs = [scripts.stage(name, ranks) for name in STAGES if gpus or name != "02"]
-    for variant in setup.args.variants:
+    for variant in words(setup.args.variants):
         base = scripts.stage(base_of(variant), ranks)
         runs += scripts.variants(base, dict(gpus=ranks), names=variant)
     return list({run.name: run for run in runs}.values())
