@@ -67,21 +67,23 @@ def largest_batches(setup: Setup, free: int, composed: bool) -> dict[str, int]:
 
 def scripts_to_fit(setup: Setup, composed: bool) -> dict[str, tuple[str, list[str]]]:
     """Returns by the published batch size the script that is predicted, with its options."""
-    options = [*setup.options]
+    options, model = setup.options, []
     if not has_option("--model", options):
-        options = ["--model", "gpt2", *options]
+        model = ["--model", "gpt2"]
     # 00 has nothing to compile.
     of_00 = [word for word in options if word not in ("--compile", "--no-compile")]
+    larger, dtype = larger_to_fit(setup, composed)
     return {
-        OF_00: (PUBLISHED[OF_00], of_00),
-        OF_01: larger_to_fit(setup, options, composed),
+        OF_00: (PUBLISHED[OF_00], [*model, *of_00]),
+        OF_01: (larger, [*model, *dtype, *options]),
     }
 
 
-def larger_to_fit(setup: Setup, options: list[str], composed: bool) -> tuple[str, list[str]]:
-    """Returns the script of the larger batch, in the type that the machine trains it in."""
-    if composed and in_float16(setup.machine, options):
-        return FLOAT16, options
-    if trained_in(setup.machine) == "float32" and not has_option("--dtype", options):
-        return PUBLISHED[OF_01], ["--dtype", "float32", *options]
-    return PUBLISHED[OF_01], options
+def larger_to_fit(setup: Setup, composed: bool) -> tuple[str, list[str]]:
+    """Returns the script of the larger batch, and the options of the type that the machine trains
+    it in."""
+    if composed and in_float16(setup.machine, setup.options):
+        return FLOAT16, []
+    if trained_in(setup.machine) == "float32" and not has_option("--dtype", setup.options):
+        return PUBLISHED[OF_01], ["--dtype", "float32"]
+    return PUBLISHED[OF_01], []
