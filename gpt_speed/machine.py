@@ -49,10 +49,14 @@ def trained_in() -> str:
     import torch
 
     if torch.cuda.is_available():
-        return "bfloat16" if torch.cuda.get_device_capability() >= (8, 0) else "float32"
+        if torch.cuda.get_device_capability() >= (8, 0):
+            return "bfloat16"
+        return "float32"
     units = getattr(torch.cpu, "get_capabilities", dict)()  # older PyTorch lacks it
     has_units = any(map(units.get, ("amx_bf16", "avx512_bf16", "bf16")))
-    return "bfloat16" if has_units else "float32"
+    if has_units:
+        return "bfloat16"
+    return "float32"
 
 
 def product_rate(dtype: str, minimum: float = 1) -> float:
@@ -61,9 +65,13 @@ def product_rate(dtype: str, minimum: float = 1) -> float:
     import torch
     from torch.utils.benchmark import Timer
 
-    device, size = ("cuda", 8192) if torch.cuda.is_available() else ("cpu", 2048)
-    torch.set_float32_matmul_precision("high" if dtype == "TF32" else "highest")
-    stored = torch.float32 if dtype == "TF32" else getattr(torch, dtype)
+    device, size = "cpu", 2048
+    if torch.cuda.is_available():
+        device, size = "cuda", 8192
+    stored, precision = getattr(torch, dtype, torch.float32), "highest"
+    if dtype == "TF32":  # which is how float32 is multiplied
+        precision = "high"
+    torch.set_float32_matmul_precision(precision)
     # Random numbers: products of equal ones take less power, and so a GPU clocks higher.
     a, b = (torch.randn(size, size, device=device).to(stored) for _ in range(2))
     timer = Timer("a @ b", globals=dict(a=a, b=b), num_threads=torch.get_num_threads())
@@ -126,7 +134,8 @@ def unsupported() -> str:
 
 
 def main() -> None:
-    if problem := unsupported():
+    problem = unsupported()
+    if problem:
         print(json.dumps(dict(error=problem)))
         return
     facts = this_machine()

@@ -19,7 +19,8 @@ from gpt_speed import cli, machine, numeric
 from gpt_speed.cards import CARDS
 from gpt_speed.common import UserError
 from gpt_speed.gradients import judge, render
-from gpt_speed.gradients.run import MENDS, Answer, coarsest, risks_of
+from gpt_speed.gradients.order import MENDS
+from gpt_speed.gradients.run import Answer, coarsest, risks_of
 
 TOYS = ROOT / "tests" / "gradient_toys.py"
 SCHEMA = json.loads((ROOT / "gpt_speed" / "schema.json").read_text(encoding="utf-8"))
@@ -153,6 +154,23 @@ def test_derivatives():
     assert 0.01 < uncertainty < 0.1
 
 
+def test_noise_is_at_least_that_of_the_last_digit():
+    last_digit = 2.0**-22  # of a float32 between 2 and 4
+    assert numeric.noise([3.0, 3.0, 3.0]) == pytest.approx(last_digit / 12**0.5)
+    assert numeric.noise([3.0, 3.5, 4.0]) == pytest.approx(0.5)
+
+
+def test_distances_of_tensors():
+    own = dict(same=torch.tensor([3.0, 4.0]), turned=torch.tensor([0.0, 2.0]), extra=torch.ones(2))
+    other = dict(same=torch.tensor([3.0, 4.0]), turned=torch.tensor([1.0, 0.0]), lost=torch.ones(2))
+    distances = numeric.distances(own, other)
+    assert distances["same"] == pytest.approx([0, 1, 1])
+    assert distances["turned"] == pytest.approx([5**0.5, 0, 2])
+    error, cosine, size = distances["lost"]  # counts as 0
+    assert (error, cosine) == pytest.approx((1, 0)) and size < 1e-20
+    assert distances["extra"][0] > 1e20
+
+
 # ---- What is judged
 
 
@@ -236,7 +254,7 @@ def test_the_answer():
     assert Answer(["x.py"]).verdict == "not compared"
     text = render.screen(one)
     assert "`w8`: off by 80%" in text and "and 3 more" in text
-    assert MENDS["allow_buffer_reuse"] in text
+    assert MENDS["allow_buffer_reuse"].words in text
     broken = answer()
     broken.checks.append(judged(dict(a=float("nan")), dict(a=1e-7)))
     assert broken.verdict == "wrong"
@@ -282,8 +300,9 @@ def test_gradients_of_a_script(toy, code, says):
     verdict = {4: "wrong", 0: "right" if says == "right" else "not compared"}[code]
     assert content["verdict"] == verdict
     assert f"{TOYS} runs until its first update" in done.stderr.splitlines()[0]
-    told = [verdict, *content["mends"], *content["notes"]]
-    assert any(MENDS.get(says, says) in text for text in told)
+    expected = MENDS[says].words if says in MENDS else says
+    texts = [verdict, *content["mends"], *content["notes"]]
+    assert any(expected in text for text in texts)
 
 
 @pytest.mark.slow

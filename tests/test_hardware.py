@@ -543,39 +543,59 @@ class Event:
 def two_gpus():
     """Two stand-in GPUs: yields what was asked of them."""
     seen = SimpleNamespace(mode=OnTheCPU(), chosen=[], groups=[], asked=set(), inputs=[])
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("count", 0), ("known", -1), ("waits", 0)):
+            patch.setattr(Event, name, value)
+        for name, stand_in in in_place_of_torch_cuda(seen).items():
+            patch.setattr(torch.cuda, name, stand_in)
+        # PyTorch's loaders and optimizers must not be told of one that they would then use.
+        patch.setattr(torch.accelerator, "is_available", answering(False))
+        patch.setattr(torch.accelerator, "current_accelerator", answering(None))
+        for name, stand_in in in_place_of_nccl(seen).items():
+            patch.setattr(dist, name, stand_in)
+        yield seen
+
+
+def answering(value):
+    """A function of anything that returns this value."""
+    return lambda *_, **__: value
+
+
+def in_place_of_torch_cuda(seen) -> dict:
+    """What stands in for torch.cuda, by names there."""
+
+    def get_device_name(device):
+        seen.asked.add(str(device))
+        return GPU
+
+    def set_device(device):
+        seen.chosen.append(_get_device_index(device))  # PyTorch's own check of what it is given
+
+    return dict(
+        is_available=answering(True),
+        device_count=answering(2),
+        Event=Event,
+        get_device_name=get_device_name,
+        set_device=set_device,
+        is_current_stream_capturing=answering(False),  # optimizers ask
+        init=answering(None),
+        get_device_capability=answering((8, 0)),
+        **{name: answering(size) for name, size in MEMORY.items()},
+    )
+
+
+def in_place_of_nccl(seen) -> dict:
+    """What stands in for torch.distributed with NCCL, of one rank, by names there."""
     start = dist.init_process_group
 
-    def start_gloo(backend, device_id, timeout):  # where NCCL is asked for
+    def start_gloo(backend, device_id, timeout):
         seen.groups.append((backend, device_id))
         assert timeout.total_seconds() >= 1800  # another rank may have more to compile
         start("gloo")
 
-    def noting(value):
-        return lambda device: seen.asked.add(str(device)) or value
-
-    in_torch_cuda = dict(
-        is_available=lambda: True,
-        device_count=lambda: 2,
-        Event=Event,
-        get_device_name=noting(GPU),
-        # With PyTorch's own check of what it is given.
-        set_device=lambda device: seen.chosen.append(_get_device_index(device)),
-        is_current_stream_capturing=lambda: False,  # optimizers ask
-        init=lambda: None,
-        get_device_capability=lambda device: (8, 0),
-    ) | {name: lambda size=size: size for name, size in MEMORY.items()}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("count", 0), ("known", -1), ("waits", 0)):
-            patch.setattr(Event, name, value)
-        for name, stand_in in in_torch_cuda.items():
-            patch.setattr(torch.cuda, name, stand_in)
-        # PyTorch's loaders and optimizers must not be told of one that they would then use.
-        patch.setattr(torch.accelerator, "is_available", lambda: False)
-        patch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: None)
-        patch.setattr(dist, "init_process_group", start_gloo)
-        patch.setattr(dist, "barrier", lambda: None)  # of one rank
-        patch.setattr(dist, "get_backend", lambda: "nccl")
-        yield seen
+    return dict(
+        init_process_group=start_gloo, barrier=answering(None), get_backend=answering("nccl")
+    )
 
 
 @pytest.fixture

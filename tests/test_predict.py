@@ -598,7 +598,7 @@ def command(tmp_path, monkeypatch):
         batch_size=None,
         model="gpt2",
         techniques=None,
-        variants=None,
+        variants="",
         all=False,
         retrace=False,
         tokens=None,

@@ -1191,19 +1191,25 @@ def test_ladder(tmp_path, number, code):
     tree = copy_of_checkout(tmp_path / "tree", CPU)
     journal = tree / "results" / "ladder.jsonl"
     data = write_tokens(tmp_path / "data", train=16 * 6 + 1)  # 6 windows: a batch of 4, none of 8
-    # The batch grows with technique 10.
-    command = [
-        "--techniques",
-        "0,3,10",
-        "--rounds",
-        "1",
-        "--max-tokens",
-        "128",
-        "--data",
-        str(data),
-        "--",
-        *TINY,
-    ]
+    words = f"--techniques 0,3,10 --rounds 1 --max-tokens 128 --data {data} --".split()
+    command = [*words, *TINY]  # whose batch grows with technique 10
+    assert stopped_in_round_1(tree, command, number) == code
+    wait_for_children(tree)
+    (first,) = read_journal(journal)[0].results
+
+    result = run_python("measure.py", "ladder", "--resume", *command, cwd=tree)
+    assert result.returncode == 1  # of the failed run
+    results = {result.key: result for result in read_journal(journal)[0].results}
+    # A failed run is tried again, another one stands.
+    assert first == results[first.key] or not first.outcome.complete
+    check_ladder(results)
+    left = {path.name for path in (tree / "build").iterdir()}
+    left -= {".lock", "scripts", "compiler-cache"}
+    assert not left or number == signal.SIGKILL  # which may leave a run's temporary folder
+
+
+def stopped_in_round_1(tree: Path, command: list[str], number: int) -> int:
+    """The exit code of a ladder that gets a signal after its first run."""
     with subprocess.Popen(
         [sys.executable, "measure.py", "ladder", *command],
         cwd=tree,
@@ -1216,18 +1222,20 @@ def test_ladder(tmp_path, number, code):
             assert child.poll() is None, child.stderr.read()
         child.send_signal(number)
         _, err = child.communicate(timeout=120)
-    assert child.returncode == code, err
+    print(err)
+    return child.returncode
+
+
+def wait_for_children(tree: Path) -> None:
+    """Waits until no script of a checkout runs any more."""
     until = time.monotonic() + 60
     while subprocess.run(["pgrep", "-f", tree / "build"], capture_output=True).stdout:
         assert time.monotonic() < until, "a child outlived the measurement"
         time.sleep(0.2)
-    (done,) = read_journal(journal)[0].results
 
-    result = run_python("measure.py", "ladder", "--resume", *command, cwd=tree)
-    assert result.returncode == 1  # of the failed run
-    results = {result.key: result for result in read_journal(journal)[0].results}
-    # A failed run is tried again, another one stands.
-    assert done == results[done.key] or not done.outcome.complete
+
+def check_ladder(results: dict) -> None:
+    """Checks a ladder of 0, 3 and 10, by the runs' keys: the last one's batch is too large."""
     assert sorted(results) == [
         ("00_orig", 1, 123),
         ("00_orig", 1, 124),
@@ -1239,9 +1247,6 @@ def test_ladder(tmp_path, number, code):
     losses = [Training(result.record).lowest_val_loss for result in (adam, base)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
     assert batch.outcome.status is Status.TOO_LARGE
-    left = {path.name for path in (tree / "build").iterdir()}
-    left -= {".lock", "scripts", "compiler-cache"}
-    assert not left or number == signal.SIGKILL  # which may leave a run's temporary folder
 
 
 # ---- The batch size that fits a GPU, by prediction before a study

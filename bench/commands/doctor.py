@@ -9,7 +9,7 @@ from bench.commands import Command
 from bench.common import BUILD, other_text, relative, tokens_in, trained_in, write_whole
 from bench.measure.environment import missing_here
 from bench.measure.plan import Setup
-from bench.predict.batches import OF_00, OF_01, batches_that_fit
+from bench.predict.batches import BATCH_OF, batches_that_fit
 from gpt_speed.common import UserError
 
 
@@ -72,19 +72,24 @@ class Fits(Command):
 
     def run(self, setup):
         """Prints the command line of the script, which is written first if it is composed."""
-        stage, machine = setup.args.stage, setup.machine
-        if machine.get("gpu_needs") and stage == "00":
-            print(f"missing: {machine['gpu_needs']}", file=sys.stderr)
+        stage, need = setup.args.stage, setup.machine.get("gpu_needs")
+        if need and stage == "00":
+            print(f"missing: {need}", file=sys.stderr)
         batches = batches_that_fit(setup, composed=True)
-        run = setup.scripts.for_machine(stage, machine, setup.options)
-        words = [STAGES[stage]]
-        if run.script != stage:
-            script = write_composed(run, setup)
-            words = [script, "--data", setup.data, "--results-dir", setup.results]
+        words = script_that_fits(stage, setup)
         if batches:
-            words += ["--batch-size", batches[OF_00 if stage == "00" else OF_01]]
+            words += ["--batch-size", batches[BATCH_OF[stage]]]
         print(" ".join(map(relative, words)))
         return 0
+
+
+def script_that_fits(stage: str, setup: Setup) -> list:
+    """Returns the script's file, and where it is composed the folders of 01, which it doesn't lie
+    beside."""
+    run = setup.scripts.for_machine(stage, setup.machine, setup.options)
+    if run.script == stage:
+        return [STAGES[stage]]
+    return [write_composed(run, setup), "--data", setup.data, "--results-dir", setup.results]
 
 
 def write_composed(run: Run, setup: Setup) -> Path:

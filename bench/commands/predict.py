@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from bench.catalogue import GPUS, Run
+from bench.catalogue import GPUS, STAGES, Run
 from bench.commands import Command
 from bench.common import has_option
 from bench.measure.plan import Setup
@@ -27,7 +27,7 @@ from gpt_speed.cards import CARDS, Card, named
 from gpt_speed.common import UserError
 from gpt_speed.memory import MemoryNeed
 from gpt_speed.speed import KINDS, LEAST_BATCH, UNCHECKED
-from gpt_speed.tables import Column, Table, markdown, num_col, text_col
+from gpt_speed.tables import Table, markdown, num_col, text_col, value_col
 from patches import stack
 
 OLDEST = 7.0  # compute capability of the cards that 01 and 02 are for
@@ -53,10 +53,17 @@ def count(text: str) -> float:
     """Returns the number in 10e9, 10B, 300m, 1T or 10,000,000. Raises ValueError."""
     number = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)  # before three digits, and no more
     suffix = number[-1:].lower()
-    return float(number[:-1]) * SUFFIXES[suffix] if suffix in SUFFIXES else float(number)
+    if suffix in SUFFIXES:
+        return float(number[:-1]) * SUFFIXES[suffix]
+    return float(number)
 
 
 tokens = number_from(1, count, below=1e18)
+
+
+def words(text: str) -> list[str]:
+    """Returns what stands between commas."""
+    return [word for word in text.split(",") if word.strip()]
 
 
 def prices(text: str) -> list[float]:
@@ -141,6 +148,7 @@ def add_script_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--variants",
         metavar="A,B+C",
+        default="",
         help="variants of 01 or 02 besides, maybe with other options:"
         ' "step-accumulation --micro-batches 8"; + joins several',
     )
@@ -209,17 +217,18 @@ def parse_gpus(text: str) -> tuple[int, str]:
 
 def check_own_card(args: Namespace, names: str) -> None:
     """Raises UserError where a GPU is half described, or is named as well."""
-    has_part_of_a_speed = args.bandwidth or args.tflops
-    has_a_speed = args.memory and args.bandwidth and args.tflops
-    if has_part_of_a_speed and not has_a_speed:
+    speed = args.bandwidth, args.tflops
+    if any(speed) and not all((args.memory, *speed)):
         raise UserError("--bandwidth and --tflops tell a speed together, with --memory", 2)
-    if args.memory and names not in ("", "all"):
+    if not args.memory:
+        return
+    if names not in ("", "all"):
         raise UserError(
             "--memory describes a GPU of its own: leave --gpu out, or give the"
             " number of GPUs, --gpu 4x",
             2,
         )
-    if args.memory and args.tokens and not has_a_speed:
+    if args.tokens and not all(speed):
         raise UserError("--tokens needs a speed: beside --memory, --bandwidth and --tflops", 2)
 
 
@@ -241,15 +250,15 @@ def own_card(args: Namespace) -> Card:
 def chosen(setup: Setup, gpus: int) -> list[Run]:
     """Returns the scripts that are asked for, those of several GPUs on this many. Raises
     UserError, StackError."""
-    scripts, args = setup.scripts, setup.args
-    names = ["00", "01", "02"] if gpus else ["00", "01"]
-    gpus = gpus or GPUS
-    runs = [scripts.stage(name, gpus) for name in names]
-    if args.techniques:
-        runs = scripts.select(args.techniques, scripts.ladder(gpus))
-    for names_of_one in filter(str.strip, (args.variants or "").split(",")):
-        base = scripts.stage(base_of(names_of_one), gpus)
-        runs += scripts.variants(base, dict(gpus=gpus), names=names_of_one)
+    scripts, techniques = setup.scripts, setup.args.techniques
+    ranks = gpus or GPUS  # also of variants of 02, where no number of GPUs is given
+    if techniques:
+        runs = scripts.select(techniques, scripts.ladder(ranks))
+    else:
+        runs = [scripts.stage(name, ranks) for name in STAGES if gpus or name != "02"]
+    for variant in words(setup.args.variants):
+        base = scripts.stage(base_of(variant), ranks)
+        runs += scripts.variants(base, dict(gpus=ranks), names=variant)
     return list({run.name: run for run in runs}.values())
 
 
@@ -257,7 +266,9 @@ def base_of(names: str) -> str:
     """Returns of which script "A+B --option 8" are variants, by the first: 01 or 02."""
     first = re.split(r"[+\s]", names.strip())[0]
     of_02 = {patch.name for patch in stack.load_variants() if patch.base == Path(stack.DDP).stem}
-    return "02" if first in of_02 else "01"
+    if first in of_02:
+        return "02"
+    return "01"
 
 
 @dataclass(frozen=True)
@@ -289,20 +300,28 @@ class Forecast:
         return self.prediction.needs[self.memory_batch]
 
     @property
+    def card_gb(self) -> float:
+        return self.card.mib / 1024
+
+    @property
     def limit(self) -> int:
         """The MiB that a script may take."""
         return self.card.mib - OTHERS
 
     @property
     def reserved_gb(self) -> float | None:
-        return min(self.need.reserved, self.limit) / 1024 if self.batch else None
+        if not self.batch:
+            return None
+        return min(self.need.reserved, self.limit) / 1024
 
     @property
     def fits(self) -> str:
         if not self.batch:
             return "does not fit"
         is_tight = reference.RESERVE * self.need.minimum > self.limit
-        return "only just fits" if is_tight and reserves_more(self.run) else "fits"
+        if is_tight and reserves_more(self.run):
+            return "only just fits"
+        return "fits"
 
     @property
     def has_speed(self) -> bool:
@@ -317,7 +336,9 @@ class Forecast:
 
     def speed_range(self, gpus: int) -> str | None:
         """Returns the tok/sec of so many GPUs in thousands, or why they aren't known."""
-        return self.prediction.speed_range(self.batch, self.card, gpus) if self.has_speed else None
+        if not self.has_speed:
+            return None
+        return self.prediction.speed_range(self.batch, self.card, gpus)
 
     @property
     def speed(self) -> str | None:
@@ -332,7 +353,9 @@ class Forecast:
 
     @property
     def mfu(self) -> float | None:
-        return self.prediction.mfu(self.batch, self.card) if self.speeds else None
+        if not self.speeds:
+            return None
+        return self.prediction.mfu(self.batch, self.card)
 
     @property
     def shares(self) -> dict[str, float] | None:
@@ -400,7 +423,9 @@ def forecasts(
 def one_price_each(prices: list[float] | None, cards: int) -> list[float | None]:
     """Returns a price for each of the cards: one may be that of all, and there may be none."""
     prices = prices or [None]
-    return prices if len(prices) > 1 else prices * cards
+    if len(prices) > 1:
+        return prices
+    return prices * cards
 
 
 def runs_on(card: Card, runs: list[Run], setup: Setup) -> list[Run]:
@@ -439,15 +464,15 @@ def table_of(rows: list[Forecast], cards: int, args: Namespace) -> Table:
     return Table(
         [
             text_col("card", "name"),
-            Column("GB", lambda row: f"{row.card.mib / 1024:.0f}"),
+            num_col("GB", "card_gb", ".0f"),
             text_col("script", "run.label"),
-            Column("batch", lambda row: str(row.batch or "none")),
+            value_col("batch", "batch", batch_text),
             num_col("GB reserved", "reserved_gb", ".2f"),
             num_col("tok/sec, thousands", "speed"),
             num_col("of all its GPUs", "speed_of_all"),
             num_col("MFU", "mfu", ".0%"),
-            Column("hours", lambda row: range_text(row.hours)),
-            Column("cost", lambda row: range_text(row.cost)),
+            value_col("hours", "hours", range_text),
+            value_col("cost", "cost", range_text),
             *shares,
         ],
         rows,
@@ -455,8 +480,15 @@ def table_of(rows: list[Forecast], cards: int, args: Namespace) -> Table:
     )
 
 
+def batch_text(batch: int) -> str:
+    return str(batch or "none")
+
+
 def range_text(ends: tuple[float, float] | None) -> str:
-    return span(*ends) if ends else ""
+    """Writes a range; "" without one."""
+    if not ends:
+        return ""
+    return span(*ends)
 
 
 def notes_of(setup: Setup, rows: list[Forecast]) -> list[str]:

@@ -222,13 +222,13 @@ def rounds_in(results: Path) -> dict[str, int]:
 
 def rounds_of(stage: str, rows: list[Row]) -> int:
     """Returns in how many rounds 00 or 01 ran, also as an end of a ladder."""
-    end = 0 if stage == "00" else len(technique_names()) - 1  # all but DDP
-    own = [row for row in rows if row.run.stage == stage or is_end(row, end)]
-    return max((row.rounds for row in own), default=0)
+    ends = {0: "00", len(technique_names()) - 1: "01"}  # the last technique is DDP
+    return max((row.rounds for row in rows if stage_of(row, ends) == stage), default=0)
 
 
-def is_end(row: Row, number: int) -> bool:
-    return not row.run.stage and row.run.number == number
+def stage_of(row: Row, ends: dict[int, str]) -> str | None:
+    """Returns which of the three scripts a row is of, maybe as an end of a ladder by its number."""
+    return row.run.stage or ends.get(row.run.number)
 
 
 def more_rounds(results: Path) -> str:

@@ -43,17 +43,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import SequentialSampler
 
 sys.path.append(str(Path(__file__).parents[2]))
-from gpt_speed.numeric import most_certain
+from gpt_speed import numeric
 
 RANK = int(os.environ.get("RANK") or 0)
 RANKS = int(os.environ.get("WORLD_SIZE") or 1)
 IDS = 256  # the text has so many different tokens, from all over the vocabulary, each of them often
 STEPS = 2  # of a run; the second one has another batch, so that nothing of the first may be left
-JITTERS, JITTER = 8, 1e-6  # weights so near each other that the loss differs by its rounding alone
-CHANGE = 4e-3  # of the loss by a step of a numeric derivative, in nats, about
-LARGEST_STEP = 0.3  # relative to the tensor's size
-CERTAIN = 0.005  # how uncertain a derivative may be, relative to the usual one, to try no more
-TINY = 1e-30  # in place of a norm of 0
 # By the device: a small model, whose loss takes two chunks, the second one shorter; or layers of
 # GPT-2's own size, and more than 16,384 tokens, since some of a GPU's kernels are only made for
 # that many. Batches can be cut into four.
@@ -280,18 +275,8 @@ def canonical(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def compared(comparison: str, own: dict, other: dict) -> dict:
-    """Returns the event of a comparison of gradients. A tensor that one lacks counts as 0."""
-    tensors = {}
-    for name in sorted(other.keys() | own.keys()):
-        zeros = torch.zeros_like(own[name] if name in own else other[name])
-        a, b = own.get(name, zeros), other.get(name, zeros)
-        size, expected = max(a.norm().item(), TINY), max(b.norm().item(), TINY)
-        tensors[name] = [
-            (a - b).norm().item() / expected,
-            (a * b).sum().item() / (size * expected),
-            size / expected,
-        ]
-    return dict(event="gradients", comparison=comparison, tensors=tensors)
+    """Returns the event of a comparison of gradients."""
+    return dict(event="gradients", comparison=comparison, tensors=numeric.distances(own, other))
 
 
 def derivatives_of(run: TrainingRun) -> dict:
@@ -302,28 +287,29 @@ def derivatives_of(run: TrainingRun) -> dict:
         size = value.square().mean().sqrt().item()
         gradient = run.gradients.get(name, torch.zeros(value.shape, dtype=torch.float64))
         slope = size * gradient.norm().item()  # of a random direction, about
-        step = min(LARGEST_STEP, CHANGE / max(slope, TINY))
         directions[name] = []
         for number in range(run.directions):
             direction = size * torch.randn(value.shape, generator=seeded(f"{name} {number}"))
             by_autograd = (gradient * direction).sum().item()
             towards = partial(loss_towards, run, {name: direction})
-            numeric = most_certain(towards, step, noise, CERTAIN * slope)
-            directions[name].append([*numeric, by_autograd])
+            estimate = numeric.derivative_along(towards, slope, noise)
+            directions[name].append([*estimate, by_autograd])
     return dict(event="gradients", comparison="dropout", directions=directions, loss_noise=noise)
 
 
 def noise_of(run: TrainingRun) -> float:
-    """Returns the standard deviation of the loss by rounding alone; at least that of its last
-    digit."""
-    losses = [run.loss_at(jitter(run.weights, number)) for number in range(JITTERS)]
-    return max(np.std(losses, ddof=1), np.spacing(np.float32(losses[0])) / 12**0.5).item()
+    """Returns the standard deviation of the loss by rounding alone."""
+    return numeric.noise(
+        [run.loss_at(jitter(run.weights, number)) for number in range(numeric.JITTERS)]
+    )
 
 
 def jitter(weights: dict[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
     """Returns offsets that are tiny relative to the weights; each number has others."""
     return {
-        name: JITTER * value * torch.randn(value.shape, generator=seeded(f"{name} jitter {number}"))
+        name: numeric.JITTER
+        * value
+        * torch.randn(value.shape, generator=seeded(f"{name} jitter {number}"))
         for name, value in weights.items()
     }
 
@@ -472,7 +458,7 @@ def error_of(comparison: list[float]) -> float:
 
 def distance_of(directions: list[list[float]]) -> float:
     """Returns how far a tensor's derivatives are off; infinite where they aren't numbers."""
-    distance = sum(abs(numeric - autograd) for numeric, _, autograd in directions)
+    distance = sum(abs(estimate - autograd) for estimate, _, autograd in directions)
     return distance if distance >= 0 else np.inf
 
 

@@ -22,7 +22,9 @@ def provenance(measured: Iterable[Measurement]) -> str:
     if not ordered:
         return ""
     first, last = moment_of(ordered[0]), moment_of(ordered[-1])
-    when = f"on {first}" if first == last else f"from {first} to {last}"
+    when = f"from {first} to {last}"
+    if first == last:
+        when = f"on {first}"
     versions = dict.fromkeys(measurement.machine["torch"] for measurement in ordered)
     return f"Measured {when} with PyTorch {listed(versions)}."
 
@@ -31,7 +33,9 @@ def moment_of(measured: Measurement) -> str:
     """Returns the date and the commit of a measurement."""
     time, commit = measured.time, measured.commit
     date = f"{time[:4]}-{time[4:6]}-{time[6:8]}"
-    return f"{date} at {commit[:7]}{commit[40:]}" if commit else date  # a + of edited files is kept
+    if commit:
+        return f"{date} at {commit[:7]}{commit[40:]}"  # a + of edited files is kept
+    return date
 
 
 def one_reference(rows: list[Row]) -> bool:
@@ -47,13 +51,18 @@ def rounds_note(measured: Measurement, rows: list[Row]) -> str:
         details += [f"{measured.planned} planned", f"{rounds - measured.planned} added"]
     if most > rounds:
         details.append(f"some rows {most}, which count in medians alone")
-    return counted(rounds, "round") + (f" ({', '.join(details)})" if details else "")
+    note = counted(rounds, "round")
+    if details:
+        note += f" ({', '.join(details)})"
+    return note
 
 
 def compared_rounds(rows: list[Row], most: int) -> int:
     """Returns in how many rounds all rows without a failure have a run; `most` without any."""
     rounds = [row.by_round.keys() for row in rows if row.by_round and not row.outcome]
-    return len(set.intersection(*map(set, rounds))) if rounds else most
+    if rounds:
+        return len(set.intersection(*map(set, rounds)))
+    return most
 
 
 def machine_note(measured: Measurement, rows: list[Row]) -> str:
@@ -76,16 +85,18 @@ def seeds_note(measured: Measurement, rows: list[Row]) -> str:
     """Returns which seeds the rounds had."""
     first = measured.plan.first_seed
     last = first + max((row.rounds for row in rows), default=0) - 1
-    return (
-        f"seeds {first} to {last}" if measured.plan.new_seeds and last > first else f"seed {first}"
-    )
+    if measured.plan.new_seeds and last > first:
+        return f"seeds {first} to {last}"
+    return f"seed {first}"
 
 
 def float32_reason(record: Record) -> str | None:
     """Returns why a script trained in float32 that trains in bfloat16 where it can, or None."""
     reason = record.config.get("dtype_reason")  # of technique 5 and later
     by_choice = record.config.get("autocast")  # only the weights are in float32
-    return reason if record.config.get("dtype") == "float32" and not by_choice else None
+    if record.config.get("dtype") == "float32" and not by_choice:
+        return reason
+    return None
 
 
 def peak_note(matmul_peak: dict[str, float]) -> str:
