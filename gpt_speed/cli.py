@@ -97,8 +97,10 @@ def python_of(args: argparse.Namespace) -> str:
 
 
 def ask_machine(python: str, rates: bool, environment: dict[str, str] | None = None) -> dict:
-    """Returns what machine.py says there. Raises UserError."""
-    command = [python, MACHINE, json.dumps(dict(rates=rates))]
+    """Returns what machine.py says there; `rates`: also of matmuls, where no datasheet tells them.
+    Raises UserError."""
+    order = dict(rates=rates, known=[*PEAK_FLOPS])
+    command = [python, MACHINE, json.dumps(order)]
     try:
         code, out, err = children.run_child(command, timeout=PATIENCE, environment=environment)
     except OSError as error:
@@ -162,9 +164,7 @@ def machine_of(python: str, timed: dict) -> dict:
     """Describes the device that a script trained on, with its memory in bytes (None where the
     system hides it) and, without a datasheet, the FLOP/s of its matmuls."""
     hidden = None if timed["device"] == "cuda" else dict(CUDA_VISIBLE_DEVICES="")
-    machine = ask_machine(python, rates=False, environment=hidden)
-    if machine["name"] not in PEAK_FLOPS:
-        machine = ask_machine(python, rates=True, environment=hidden)
+    machine = ask_machine(python, rates=True, environment=hidden)
     return machine | dict(memory_total=timed["memory_total"] or machine["memory_total"])
 
 

@@ -40,13 +40,13 @@ from bench.analysis.rows import rows_of
 from bench.analysis.training import Training
 from bench.catalogue import Run
 from bench.commands.doctor import Doctor, Fits
-from bench.common import ELSEWHERE, sha256
+from bench.common import BOOK_TOKENS, ELSEWHERE, sha256
 from bench.measure import run, sizing
 from bench.measure.journal import data_of, journal_of, locked, read_journal
 from bench.measure.plan import SCRATCH, Growth, Job
 from bench.measure.records import Status
 from bench.measure.run import Resume
-from bench.measure.sizing import in_words, seconds_left
+from bench.measure.sizing import RATE_SECONDS, in_words, seconds_left
 from bench.predict.batches import batches_that_fit
 from bench.studies import Study, all_studies
 from gpt_speed import children
@@ -337,7 +337,7 @@ def test_runs_of_other_epochs_are_refused(place):
     """As of a report on a GPU, which trains for one: longer runs aren't lost to it."""
     place.run(place.plan("a"), rounds=2)
     shorter = place.plan("a")
-    shorter.runs = [run.replace(options=("--epochs", "1")) for run in shorter.runs]
+    shorter.epochs = 1
     with pytest.raises(UserError, match="with other settings: epochs"):
         place.run(shorter, resume=IF_ANY)
     (kept,) = read_journal(place.path)
@@ -768,9 +768,9 @@ def test_seconds_left(plan):
     results = [SimpleNamespace(name="a", seconds=seconds) for seconds in (10, 20, 90)]
     # b is estimated at 50 s, and a took 20 where 30 were estimated; so is what follows.
     assert seconds_left(jobs, results, estimates, 6000) == pytest.approx(
-        4 * 20 + (2 * 50 + 6000) * 20 / 30
+        4 * 20 + (2 * 50 + 6000) * 20 / 30 + 6 * RATE_SECONDS
     )
-    assert seconds_left(jobs, [], estimates) == 4 * 30 + 2 * 50
+    assert seconds_left(jobs, [], estimates) == 4 * 30 + 2 * 50 + 6 * RATE_SECONDS
     assert [in_words(seconds) for seconds in (89, 150, 7200)] == ["89 s", "2 min", "2.0 h"]
 
 
@@ -804,6 +804,16 @@ def test_length():
     assert (options["--max-tokens"], options["--eval-freq"]) == (10 * 4096, 9)
     ranks.min_steps = 12
     assert length(ranks, 4096)[0]["--max-tokens"] == 12 * 4096
+
+
+def test_a_length_in_epochs():
+    """Of the text; on a CPU a script ends by its own limit before."""
+    whole = plan_with(expected=500)
+    whole.full_length, whole.tokens, whole.epochs = True, None, 2
+    options, seconds = length(whole)
+    assert options == {"--epochs": 2}
+    assert seconds == pytest.approx(40 + 2 * BOOK_TOKENS / 1000)
+    assert length(whole, machine=CPU)[0] == {"--epochs": 2}
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,9 @@ def count(text: str) -> float:
     """Returns the number in 10e9, 10B, 300m, 1T or 10,000,000. Raises ValueError."""
     number = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)  # before three digits, and no more
     suffix = number[-1:].lower()
-    return float(number[:-1]) * SUFFIXES[suffix] if suffix in SUFFIXES else float(number)
+    if suffix in SUFFIXES:
+        return float(number[:-1]) * SUFFIXES[suffix]
+    return float(number)
 
 
 tokens = number_from(1, count, below=1e18)
@@ -85,7 +87,7 @@ class Predict(Command):
         smallest = min(card.mib for card in cards.values()) - OTHERS
         if args.all:
             return trace_what_pages_show(setup, smallest)
-        return answer_text(setup, forecasts(setup, cards, chosen(setup, gpus), smallest))
+        return answer_text(setup, forecasts(setup, cards, runs_asked_for(setup, gpus), smallest))
 
 
 def list_of_cards() -> str:
@@ -173,9 +175,9 @@ def add_tracing_options(parser: ArgumentParser) -> None:
     )
 
 
-def cards_of(args: Namespace) -> tuple[dict[str, Card], int]:
-    """Returns the cards that are asked for, by their names, and how many of one 02 has: 0 where it
-    isn't asked for. Raises UserError."""
+def cards_of(args: Namespace) -> tuple[dict[str, Card], int | None]:
+    """Returns the cards that are asked for, by their names, and how many of one 02 has; None where
+    it isn't asked for. Raises UserError."""
     gpus, names = parse_gpus(args.gpu)
     check_own_card(args, names)
     if args.memory:
@@ -200,26 +202,28 @@ def check_prices(args: Namespace, cards: list[str]) -> None:
         )
 
 
-def parse_gpus(text: str) -> tuple[int, str]:
-    """Returns (8, "H100") for "8xH100", and (0, "H100") for "H100"."""
-    match = re.fullmatch(r"(?:([1-9]\d*) *[xX×])?\s*(.*)", text.strip(), re.DOTALL)
-    number, names = match.groups()
-    return int(number or 0), names
+def parse_gpus(text: str) -> tuple[int | None, str]:
+    """Returns (8, "H100") for "8xH100", and (None, "H100") for "H100"."""
+    match = re.match(r"([1-9]\d*) *[xX×]\s*", text.strip())
+    if not match:
+        return None, text.strip()
+    return int(match[1]), text.strip()[match.end() :]
 
 
 def check_own_card(args: Namespace, names: str) -> None:
     """Raises UserError where a GPU is half described, or is named as well."""
-    has_part_of_a_speed = args.bandwidth or args.tflops
-    has_a_speed = args.memory and args.bandwidth and args.tflops
-    if has_part_of_a_speed and not has_a_speed:
+    speed = args.bandwidth, args.tflops
+    if any(speed) and not (args.memory and all(speed)):
         raise UserError("--bandwidth and --tflops tell a speed together, with --memory", 2)
-    if args.memory and names not in ("", "all"):
+    if not args.memory:
+        return
+    if names not in ("", "all"):
         raise UserError(
             "--memory describes a GPU of its own: leave --gpu out, or give the"
             " number of GPUs, --gpu 4x",
             2,
         )
-    if args.memory and args.tokens and not has_a_speed:
+    if args.tokens and not any(speed):
         raise UserError("--tokens needs a speed: beside --memory, --bandwidth and --tflops", 2)
 
 
@@ -238,24 +242,38 @@ def own_card(args: Namespace) -> Card:
     )
 
 
-def chosen(setup: Setup, gpus: int) -> list[Run]:
-    """Returns the scripts that are asked for, those of several GPUs on this many. Raises
-    UserError, StackError."""
-    scripts, args = setup.scripts, setup.args
-    names = ["00", "01", "02"] if gpus else ["00", "01"]
-    gpus = gpus or GPUS
-    runs = [scripts.stage(name, gpus) for name in names]
-    if args.techniques:
-        runs = scripts.select(args.techniques, scripts.ladder(gpus))
-    for names_of_one in filter(str.strip, (args.variants or "").split(",")):
-        base = scripts.stage(base_of(names_of_one), gpus)
-        runs += scripts.variants(base, dict(gpus=gpus), names=names_of_one)
+def runs_asked_for(setup: Setup, gpus: int | None) -> list[Run]:
+    """Returns the scripts and variants that are asked for, each once; those of several GPUs on this
+    many. Raises UserError, StackError."""
+    runs = scripts_asked_for(setup, gpus) + variants_asked_for(setup, gpus or GPUS)
     return list({run.name: run for run in runs}.values())
 
 
-def base_of(names: str) -> str:
-    """Returns of which script "A+B --option 8" are variants, by the first: 01 or 02."""
-    first = re.split(r"[+\s]", names.strip())[0]
+def scripts_asked_for(setup: Setup, gpus: int | None) -> list[Run]:
+    """Returns the scripts after some techniques; without any 00 and 01, and 02 where its GPUs are
+    asked for. Raises UserError, StackError."""
+    scripts, techniques = setup.scripts, setup.args.techniques
+    if techniques:
+        return scripts.select(techniques, scripts.ladder(gpus or GPUS))
+    runs = [scripts.stage("00"), scripts.stage("01")]
+    if gpus:
+        runs.append(scripts.stage("02", gpus))
+    return runs
+
+
+def variants_asked_for(setup: Setup, gpus: int) -> list[Run]:
+    """Returns the runs of --variants, those of 02 on so many GPUs. Raises UserError, StackError."""
+    runs = []
+    for variant in (setup.args.variants or "").split(","):
+        if variant.strip():
+            base = setup.scripts.stage(base_of(variant), gpus)
+            runs += setup.scripts.variants(base, dict(gpus=gpus), names=variant)
+    return runs
+
+
+def base_of(variant: str) -> str:
+    """Returns of which script "A+B --option 8" is a variant, by the first: 01 or 02."""
+    first = re.split(r"[+\s]", variant.strip())[0]
     of_02 = {patch.name for patch in stack.load_variants() if patch.base == Path(stack.DDP).stem}
     return "02" if first in of_02 else "01"
 
@@ -302,7 +320,9 @@ class Forecast:
         if not self.batch:
             return "does not fit"
         is_tight = reference.RESERVE * self.need.minimum > self.limit
-        return "only just fits" if is_tight and reserves_more(self.run) else "fits"
+        if is_tight and reserves_more(self.run):
+            return "only just fits"
+        return "fits"
 
     @property
     def has_speed(self) -> bool:
@@ -382,18 +402,17 @@ def forecasts(
     """Returns by each card's name what every script does on it. `smallest`: the MiB of the smallest
     card. Raises UserError, StackError."""
     args = setup.args
-    by_card = {}
+    by_card: dict[str, list[Forecast]] = {}
     prices = one_price_each(args.price, len(cards))
-    predictions: dict[str, Prediction] = {}
+    predictions: dict[str, Prediction] = {}  # one for all cards
     for (name, card), price in zip(cards.items(), prices, strict=True):
-        own_runs = runs_on(card, runs, setup)
-        for run in own_runs:
+        by_card[name] = []
+        for run in runs_on(card, runs, setup):
             if run.name not in predictions:
                 predictions[run.name] = predict_run(run, setup, smallest)
-        by_card[name] = [
-            Forecast(name, card, run, predictions[run.name], args.batch_size, args.tokens, price)
-            for run in own_runs
-        ]
+            prediction = predictions[run.name]
+            forecast = Forecast(name, card, run, prediction, args.batch_size, args.tokens, price)
+            by_card[name].append(forecast)
     return by_card
 
 

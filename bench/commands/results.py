@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.analysis.folders import newest_in
 from bench.analysis.rows import Row
 from bench.analysis.stats import POOLED_LEVEL, significant
-from bench.catalogue import technique_names
+from bench.catalogue import Run, technique_names
 from bench.commands import Command
 from bench.common import DAMAGE, REFERENCE, relative
 from bench.measure.journal import Measurement, locked
@@ -187,9 +187,10 @@ def copy_results(results: Path, target: Path) -> None:
 
 def what_is_missing(results: Path) -> list[str]:
     """Returns what results lack before others may quote them, and how to get it."""
-    page, missing = results / "report.md", []
+    page = results / "report.md"
     if page.is_symlink() or not page.is_file() or not read_look(results):
         return ["no report: make report"]
+    missing = []
     if "\nNot finished: " in page.read_text(encoding="utf-8", errors="replace"):
         missing.append("the report isn't finished: make report continues it")
     if not any(rounds_in(results).values()):
@@ -221,14 +222,17 @@ def rounds_in(results: Path) -> dict[str, int]:
 
 
 def rounds_of(stage: str, rows: list[Row]) -> int:
-    """Returns in how many rounds 00 or 01 ran, also as an end of a ladder."""
-    end = 0 if stage == "00" else len(technique_names()) - 1  # all but DDP
-    own = [row for row in rows if row.run.stage == stage or is_end(row, end)]
-    return max((row.rounds for row in own), default=0)
+    """Returns in how many rounds 00 or 01 ran."""
+    return max((row.rounds for row in rows if stage_of(row.run) == stage), default=0)
 
 
-def is_end(row: Row, number: int) -> bool:
-    return not row.run.stage and row.run.number == number
+def stage_of(run: Run) -> str | None:
+    """Returns which of the three scripts a run is of; the ends of the ladder are 00 and 01. None
+    for another one."""
+    if run.stage:
+        return run.stage
+    last = len(technique_names()) - 1  # DDP comes behind it
+    return {0: "00", last: "01"}.get(run.number)
 
 
 def more_rounds(results: Path) -> str:

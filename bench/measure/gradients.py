@@ -17,7 +17,7 @@ last run, with an event `gradients` for each comparison that was made:
     loss_noise   of dropout: the standard deviation of the loss by rounding alone
     refused      of dropout: why the script doesn't train with dropout; there is nothing else then
 
-Of the tools it imports one function alone: torchrun starts it from anywhere.
+Of the tools it imports one module alone, which imports none: torchrun starts it from anywhere.
 """
 
 import argparse
@@ -43,17 +43,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import SequentialSampler
 
 sys.path.append(str(Path(__file__).parents[2]))
-from gpt_speed.numeric import most_certain
+from gpt_speed import numeric
 
 RANK = int(os.environ.get("RANK") or 0)
 RANKS = int(os.environ.get("WORLD_SIZE") or 1)
 IDS = 256  # the text has so many different tokens, from all over the vocabulary, each of them often
 STEPS = 2  # of a run; the second one has another batch, so that nothing of the first may be left
-JITTERS, JITTER = 8, 1e-6  # weights so near each other that the loss differs by its rounding alone
-CHANGE = 4e-3  # of the loss by a step of a numeric derivative, in nats, about
-LARGEST_STEP = 0.3  # relative to the tensor's size
-CERTAIN = 0.005  # how uncertain a derivative may be, relative to the usual one, to try no more
-TINY = 1e-30  # in place of a norm of 0
 # By the device: a small model, whose loss takes two chunks, the second one shorter; or layers of
 # GPT-2's own size, and more than 16,384 tokens, since some of a GPU's kernels are only made for
 # that many. Batches can be cut into four.
@@ -147,19 +142,28 @@ class TrainingRun:
             dist.broadcast_object_list(shared)
             (self.weights,) = shared
         config.max_steps = STEPS
-        self.own_train(model, data, config, run, self.between_steps)
+        self.own_train(model, data, config, run, self.now_between_steps)
 
-    def between_steps(self, *args):
-        """Prepares the next step: train() asks for the time before and after each one."""
-        if self.micro_batches:
-            self.steps += 1
-        if self.steps == STEPS and self.directions and not self.derivatives:
+    def now_between_steps(self, *args):
+        """Returns the time, for which train() asks before and after each step."""
+        if self.micro_batches:  # a step has been made since the last time
+            self.end_step()
+        self.begin_step()
+        return self.now(*args)
+
+    def end_step(self) -> None:
+        """Counts a step; after the last one makes numeric derivatives, of the loss on its batch."""
+        self.steps += 1
+        if self.steps == STEPS and self.directions:
             self.derivatives = derivatives_of(self)
+
+    def begin_step(self) -> None:
+        """Sets the same weights for each step, and forgets the one before, but for the gradients of
+        the last one."""
         self.micro_batches = []
         if self.steps < STEPS:
             self.gradients = {}
         self.set_weights()
-        return self.now(*args)
 
     def compute_loss(self, model, x_BT, y_BT):
         """Returns the loss of a micro-batch, with the same masks in each step."""
@@ -280,50 +284,46 @@ def canonical(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def compared(comparison: str, own: dict, other: dict) -> dict:
-    """Returns the event of a comparison of gradients. A tensor that one lacks counts as 0."""
-    tensors = {}
-    for name in sorted(other.keys() | own.keys()):
-        zeros = torch.zeros_like(own[name] if name in own else other[name])
-        a, b = own.get(name, zeros), other.get(name, zeros)
-        size, expected = max(a.norm().item(), TINY), max(b.norm().item(), TINY)
-        tensors[name] = [
-            (a - b).norm().item() / expected,
-            (a * b).sum().item() / (size * expected),
-            size / expected,
-        ]
+    """Returns the event of a comparison of gradients."""
+    tensors = numeric.differences(own, other)
     return dict(event="gradients", comparison=comparison, tensors=tensors)
 
 
 def derivatives_of(run: TrainingRun) -> dict:
     """Returns the event of numeric derivatives beside autograd's."""
     noise = noise_of(run)
-    directions: dict[str, list] = {}
-    for name, value in run.weights.items():
-        size = value.square().mean().sqrt().item()
-        gradient = run.gradients.get(name, torch.zeros(value.shape, dtype=torch.float64))
-        slope = size * gradient.norm().item()  # of a random direction, about
-        step = min(LARGEST_STEP, CHANGE / max(slope, TINY))
-        directions[name] = []
-        for number in range(run.directions):
-            direction = size * torch.randn(value.shape, generator=seeded(f"{name} {number}"))
-            by_autograd = (gradient * direction).sum().item()
-            towards = partial(loss_towards, run, {name: direction})
-            numeric = most_certain(towards, step, noise, CERTAIN * slope)
-            directions[name].append([*numeric, by_autograd])
+    directions = {
+        name: [derivative_of(run, name, number, noise) for number in range(run.directions)]
+        for name in run.weights
+    }
     return dict(event="gradients", comparison="dropout", directions=directions, loss_noise=noise)
 
 
+def derivative_of(run: TrainingRun, name: str, number: int, noise: float) -> list[float]:
+    """Returns [numeric derivative, its uncertainty, by autograd] along a tensor's random direction
+    of that number."""
+    value = run.weights[name]
+    gradient = run.gradients.get(name, torch.zeros(value.shape, dtype=torch.float64))
+    size = value.square().mean().sqrt().item()
+    direction = size * torch.randn(value.shape, generator=seeded(f"{name} {number}"))
+    usual = size * gradient.norm().item()  # the slope of a random direction, about
+    towards = partial(loss_towards, run, {name: direction})
+    estimate = numeric.loss_derivative(towards, usual, noise)
+    return [*estimate, (gradient * direction).sum().item()]
+
+
 def noise_of(run: TrainingRun) -> float:
-    """Returns the standard deviation of the loss by rounding alone; at least that of its last
-    digit."""
-    losses = [run.loss_at(jitter(run.weights, number)) for number in range(JITTERS)]
-    return max(np.std(losses, ddof=1), np.spacing(np.float32(losses[0])) / 12**0.5).item()
+    """Returns the standard deviation of the loss by rounding alone."""
+    offsets = [jitter(run.weights, number) for number in range(numeric.JITTERS)]
+    return numeric.noise_of([run.loss_at(offset) for offset in offsets])
 
 
 def jitter(weights: dict[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
     """Returns offsets that are tiny relative to the weights; each number has others."""
     return {
-        name: JITTER * value * torch.randn(value.shape, generator=seeded(f"{name} jitter {number}"))
+        name: numeric.JITTER
+        * value
+        * torch.randn(value.shape, generator=seeded(f"{name} jitter {number}"))
         for name, value in weights.items()
     }
 

@@ -55,6 +55,7 @@ class Plan:
     kind: str = ""  # what sets it apart in its study, such as "gpt2-medium"
     rounds: int | None = None  # (None: as many as the study has)
     tokens: int | None = None  # per process: where losses are compared (None: at a run's end)
+    epochs: int | None = None  # of every run of full length (None: as many as its script has)
     seed_noise: int = 0  # runs of the baseline that each round adds, with new seeds
     order: int | None = None  # the seed of the order of runs in each round (None: as they stand)
     full_length: bool = False  # every run is as long as its script alone, or has `tokens` in all

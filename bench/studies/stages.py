@@ -59,9 +59,9 @@ class Stages(Study):
         tokens, epochs = setup.args.max_tokens, setup.args.epochs
         if setup.in_report and setup.machine["gpus"]:
             epochs = EPOCHS_IN_REPORT
-        if epochs and not tokens:
-            runs = [run.replace(options=("--epochs", str(epochs))) for run in runs]
-        yield Plan(runs, full_length=True, tokens=tokens)
+        if tokens:
+            epochs = None  # the tokens alone say how long a run is
+        yield Plan(runs, full_length=True, tokens=tokens, epochs=epochs)
 
     def batches(self, setup):
         """Returns other batch sizes where scripts are composed, which need less memory."""
@@ -70,7 +70,7 @@ class Stages(Study):
         return setup.batches
 
     def notes(self, measured, rows):
-        epochs = measured.plan.runs[0].epochs
+        epochs = measured.plan.epochs
         return full_notes(measured, rows, counted(epochs, "epoch") if epochs else None)
 
     def excerpts(self, measured, rows):
@@ -88,27 +88,23 @@ def run_of(stage: str, setup: Setup) -> Run:
 
 
 def latest_runs(folder: Path) -> list[Measurement]:
-    """Returns the latest complete run of each script, those of one setting as one measurement, and
-    prints how many runs did not complete."""
-    complete, incomplete = records_in(folder)
-    if incomplete:
-        print(f"{counted(incomplete, 'run')} that did not complete: left out")
-    return latest_by_setting(complete)
+    """Returns the latest complete run of each script, those of one setting as one measurement."""
+    return latest_by_setting(complete_records(folder))
 
 
-def records_in(folder: Path) -> tuple[list[Record], int]:
-    """Returns the records of complete runs, in the journal or started by hand, and how many runs
+def complete_records(folder: Path) -> list[Record]:
+    """Returns the records of complete runs, in the journal or started by hand. Prints how many runs
     did not complete."""
-    records, without_record = loose_records(folder), 0
-    for measured in read_journal(journal_of(folder, "stages")):
-        for result in measured.results:
-            if result.record:
-                records.append(result.record)
-            else:
-                without_record += 1
+    journal = read_journal(journal_of(folder, "stages"))
+    results = [result for measured in journal for result in measured.results]
+    records = loose_records(folder) + [result.record for result in results if result.record]
     records = [record for record in records if record.run_name in LABELS]
     complete = [record for record in records if record.outcome.complete]
-    return complete, without_record + len(records) - len(complete)
+    without_record = sum(result.record is None for result in results)
+    incomplete = without_record + len(records) - len(complete)
+    if incomplete:
+        print(f"{counted(incomplete, 'run')} that did not complete: left out")
+    return complete
 
 
 def latest_by_setting(records: list[Record]) -> list[Measurement]:
@@ -159,17 +155,14 @@ def side_by_side(records: dict[str, Record]) -> Measurement:
     they differ in length, and losses can't be compared, their labels have the tokens."""
     tokens = [tokens_of(record) for record in records.values()]
     differ = max(tokens) > 1.5 * min(tokens)
-    base = "00" if "00" in records else None
-    runs = [
-        Run(
-            stage,
-            label_of(stage, record, with_tokens=differ),
-            processes=record.config["world_size"],
-            compared_to=base if stage != base else None,
-        )
-        for stage, record in sorted(records.items())
-    ]
-    results = [result_of(stage, record) for stage, record in sorted(records.items())]
+    runs, results = [], []
+    for stage, record in sorted(records.items()):
+        label = label_of(stage, record, with_tokens=differ)
+        run = Run(stage, label, processes=record.config["world_size"])
+        if stage != "00" and "00" in records:
+            run = run.replace(compared_to="00")
+        runs.append(run)
+        results.append(result_of(stage, record))
     return Measurement(Plan(runs), results, study="stages")
 
 
@@ -207,7 +200,7 @@ def setting_of(row: Row) -> str:
 
 def scripts_table(groups: list[Measurement]) -> Table:
     """Returns a row for each script of each group; without any, those of the published figures."""
-
+    rows = [row for measured in groups or [published_runs()] for row in rows_of(measured)]
     return Table(
         [
             text_col("device", "record.device_name"),
@@ -220,7 +213,7 @@ def scripts_table(groups: list[Measurement]) -> Table:
             num_col("MFU", "mfu", ".1%"),
             num_col("val loss", "val_loss", ".3f"),
         ],
-        [row for measured in groups or [published_runs()] for row in rows_of(measured)],
+        rows,
         missing="n/a",
     )
 

@@ -48,12 +48,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 PACKAGE = Path(__file__).resolve().parents[1]
 script = runpy.run_path(str(PACKAGE / "script.py"))
 numeric = runpy.run_path(str(PACKAGE / "numeric.py"))
-TINY = 1e-30  # in place of a norm of 0
 MOST_CALLS = 32  # that are evaluated again for numeric derivatives
-JITTERS, JITTER = 8, 1e-6  # weights so near each other that a loss differs by rounding alone
-CHANGE = 4e-3  # of the loss by a step of a numeric derivative, about
-LARGEST_STEP = 0.3  # relative to a tensor's size
-CERTAIN = 0.005  # how uncertain a derivative may be, relative to the usual one, to try no more
 # What may mend a wrong gradient: the module of PyTorch with a setting, its name, and its value. The
 # variables and the backend are set elsewhere.
 SWITCHES = {
@@ -291,21 +286,6 @@ def without_wrappers(name: str) -> str:
 # ---- Comparing
 
 
-def compared(own: dict, other: dict) -> dict:
-    """Returns how far each gradient is from another one. One that is missing counts as 0."""
-    tensors = {}
-    for name in own.keys() | other.keys():
-        zeros = torch.zeros_like(own[name] if name in own else other[name])
-        a, b = own.get(name, zeros).double(), other.get(name, zeros).double()
-        size, expected = max(a.norm().item(), TINY), max(b.norm().item(), TINY)
-        tensors[name] = [
-            (a - b).norm().item() / expected,
-            (a * b).sum().item() / (size * expected),
-            size / expected,
-        ]
-    return tensors
-
-
 def read_other() -> dict:
     """Reads what another run has kept; {} where there is nothing to compare to."""
     return torch.load(keeper.order["compare"]) if keeper.order["compare"] else {}
@@ -336,8 +316,9 @@ def comparison_facts(names: dict, other: dict) -> dict:
         torch.save(kept, keeper.order["keep"])
     if not other:
         return {}
-    changes = [error for error, *_ in compared(weights, other["weights"]).values()]
-    return dict(tensors=compared(gradients, other["gradients"]), weight_change=max(changes))
+    differences = numeric["differences"]
+    changes = [error for error, *_ in differences(weights, other["weights"]).values()]
+    return dict(tensors=differences(gradients, other["gradients"]), weight_change=max(changes))
 
 
 # ---- Numeric derivatives
@@ -369,13 +350,12 @@ def derivative_of(calls: list[Call], parameter, gradient, name: str, noise: floa
     """Returns [numeric derivative, its uncertainty, by autograd] along a random direction."""
     size = parameter.detach().square().mean().sqrt().item() or 0.02  # all zeros: as GPT-2's
     direction = size * randn_like(parameter, name)
-    slope = size * gradient.norm().item()  # of a random direction, about
-    step = min(LARGEST_STEP, CHANGE / max(slope, TINY))
+    usual = size * gradient.norm().item()  # the slope of a random direction, about
 
     def loss_towards(distance: float) -> float:
         return loss_at(calls, {parameter: distance * direction})
 
-    estimate = numeric["most_certain"](loss_towards, step, noise, CERTAIN * slope)
+    estimate = numeric["loss_derivative"](loss_towards, usual, noise)
     return [*estimate, (gradient * direction.double()).sum().item()]
 
 
@@ -405,13 +385,12 @@ class moved:
 
 def noise_of(calls: list[Call], parameters: list) -> float:
     """Returns the standard deviation of the loss by rounding alone."""
+    jitter = numeric["JITTER"]
     losses = [
-        loss_at(calls, {p: JITTER * p.detach() * randn_like(p, str(number)) for p in parameters})
-        for number in range(JITTERS)
+        loss_at(calls, {p: jitter * p.detach() * randn_like(p, str(number)) for p in parameters})
+        for number in range(numeric["JITTERS"])
     ]
-    mean = sum(losses) / JITTERS
-    spread = (sum((loss - mean) ** 2 for loss in losses) / (JITTERS - 1)) ** 0.5
-    return max(spread, abs(mean) * 2**-24 / 12**0.5)
+    return numeric["noise_of"](losses)
 
 
 def randn_like(parameter, name: str) -> torch.Tensor:
