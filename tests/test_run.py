@@ -274,12 +274,11 @@ def test_a_run_that_cannot_run(place, plan):
 
 
 def test_deadline(place, plan):
-    assert place.run(plan, deadline=5) == []  # the first one is thought to take 10 s
+    assert place.run(plan, deadline=14) == []  # the first one is thought to take 10 + 5 s
     assert not place.finished
     assert place.run(plan, resume=REQUIRED, deadline=60) == ROUND and place.finished
-    assert (
-        place.run(plan, rounds=2, resume=REQUIRED, deadline=5) == NEXT
-    )  # by round 1 they take none
+    # By round 1 they take none, but for the 5 s.
+    assert place.run(plan, rounds=2, resume=REQUIRED, deadline=14) == NEXT
 
 
 def meta(text):
@@ -487,7 +486,7 @@ def test_dry_run(place, plan, capsys):
     place.run(plan)
     before = place.path.read_bytes()
     run.dry_run(Toy(plan), place.setup, 2, resume=REQUIRED)
-    assert capsys.readouterr().out.endswith("3 runs, about 0 s\n")  # by the first round
+    assert capsys.readouterr().out.endswith("3 runs, about 15 s\n")  # 0 by the first round
     assert place.path.read_bytes() == before
 
 
@@ -730,8 +729,8 @@ def test_an_estimate_is_of_the_whole_study(place, plan, capsys):
         plan, place.plan("c", kind="next", tokens=8192), place.plan("d", kind="last", rounds=1)
     )
     write_journal(place.setup.results, "stages", plan_of("a"))
-    run.dry_run(study, place.setup, 2, resume=NEVER)  # runs take 10 s, and little for their tokens
-    assert capsys.readouterr().out.endswith("\n13 runs, about 2 min\n")
+    run.dry_run(study, place.setup, 2, resume=NEVER)  # runs take 15 s, and little for their tokens
+    assert capsys.readouterr().out.endswith("\n13 runs, about 3 min\n")
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,6 @@ COMPILERS = {  # what torch.compile needs
     " Studio's Build Tools), and PyTorch in a path without spaces",
 }
 SMI_FIELDS = {"name": r"[^,\[\]]+", "driver_version": r"\d[\d.]*", "compute_cap": r"\d+\.\d+"}
-
-
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")  # a container sees that of its host
 NO_ACCESS = (
     "access to the NVIDIA GPU whose driver is loaded: `nvidia-smi` says why there is none; a"

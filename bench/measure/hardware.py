@@ -104,12 +104,12 @@ def look() -> dict:
     """Returns all that a report says of this machine, and for each thing that is missing how to
     get it; `memory_gb` is that of the GPU, or the RAM."""
     here, compile_fails = this_machine(), compile_error()
-    memory = here["ram_gb"]
+    memory_gb = here["ram_gb"]
     if here["gpus"]:
-        memory = torch.cuda.get_device_properties(0).total_memory / 1024**3
+        memory_gb = torch.cuda.get_device_properties(0).total_memory / 1024**3
     return dict(
         machine=here,
-        memory_gb=memory,
+        memory_gb=memory_gb,
         matmul_peak=matmul_peak(),
         compile_error=compile_fails,
         missing=environment.missing_here(here, compile_fails),

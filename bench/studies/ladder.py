@@ -24,7 +24,9 @@ class Ladder(Study):
 
     def plans(self, setup):
         gpus = setup.machine["gpus"]
-        runs = setup.scripts.ladder(gpus)[: None if gpus > 1 else -1]
+        runs = setup.scripts.ladder(gpus)
+        if gpus < 2:
+            runs = runs[:-1]  # without 02
         runs = setup.scripts.select(setup.args.techniques, runs)
         yield Plan(chained(runs), seed_noise=1, cold_rounds=EVERY_ROUND, **self.length(setup))
 
@@ -55,8 +57,8 @@ class Ladder(Study):
 
 
 def speed_with_range(row: Row) -> str:
-    values = spread(row.speeds)
-    return fmt(row.tok_per_sec, ",.0f") + (f" ({values})" if values else "")
+    speed, values = fmt(row.tok_per_sec, ",.0f"), spread(row.speeds)
+    return f"{speed} ({values})" if values else speed
 
 
 def significance_text(row: Row) -> str:

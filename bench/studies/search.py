@@ -172,10 +172,11 @@ def read_search(setup: Setup) -> tuple[list[Point], dict]:
     runs to it, as fields of Plan. Raises UserError where there is no whole search, or one
     that was measured in another way, OSError."""
     path = journal_of(setup.results, "search")
-    last = next((part for part in newest(read_journal(path)) if part.kind == "epoch"), None)
-    rows = rows_of(last) if last and not last.jobs_left() else []
-    if not rows or rows[0].error:
+    by_kind = {part.kind: part for part in newest(read_journal(path))}
+    last = by_kind.get("epoch")
+    if not last or last.jobs_left() or rows_of(last)[0].error:
         raise UserError("there is no whole search: python measure.py search, or search --resume")
+    rows = rows_of(last)
     different = last.differs_from(setup)
     if different:
         raise UserError(

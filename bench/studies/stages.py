@@ -84,7 +84,9 @@ def run_of(stage: str, setup: Setup) -> Run:
     """Returns one of the three scripts as this machine trains it: the file itself, edited or not,
     unless it is composed for this machine. Raises UserError, StackError."""
     run = setup.scripts.for_machine(stage, setup.machine, setup.options)
-    return run.replace(script=ROOT / STAGES[stage]) if run.script == stage else run
+    if run.script != stage:
+        return run
+    return run.replace(script=ROOT / STAGES[stage])
 
 
 def latest_runs(folder: Path) -> list[Measurement]:
@@ -195,7 +197,8 @@ def label_of(stage: str, record: Record, with_tokens: bool) -> str:
 
 def setting_of(row: Row) -> str:
     config, text = row.record.config, row.record.text
-    return f"{config['model']} / {config['context_length']:,}" + (f", {text}" if text else "")
+    setting = f"{config['model']} / {config['context_length']:,}"
+    return f"{setting}, {text}" if text else setting
 
 
 def scripts_table(groups: list[Measurement]) -> Table:
@@ -245,29 +248,17 @@ def draw_scripts(groups: list[Measurement]):
 
 def draw_group(speed, memory, rows: list[Row]) -> None:
     """Draws the bars of one group into its two panels."""
-    draw_bars(
-        speed,
-        [
-            Bar(fill(row.label, 26), row.tok_per_sec, speed_text(row), COLOURS[row.run.name])
-            for row in rows
-        ],
-    )
-    draw_bars(
-        memory,
-        [
-            Bar(
-                "",
-                row.reserved_gb,
-                fmt(row.reserved_gb, ".2f") or "n/a",
-                COLOURS[row.run.name],
-            )
-            for row in rows
-        ],
-    )
+    speeds, sizes = [], []
+    for row in rows:
+        colour, gb = COLOURS[row.run.name], row.reserved_gb
+        speeds.append(Bar(fill(row.label, 26), row.tok_per_sec, speed_text(row), colour))
+        sizes.append(Bar("", gb, fmt(gb, ".2f") or "n/a", colour))
+    draw_bars(speed, speeds)
+    draw_bars(memory, sizes)
     speed.set_xlabel("speed, tok/sec (all processes)")
     memory.set_xlabel("reserved memory, GB (per process)")
 
 
 def speed_text(row: Row) -> str:
-    factor = f"  ({row.factor:.2f}×)" if row.factor else ""
-    return f"{row.tok_per_sec:,.0f}{factor}"
+    speed = f"{row.tok_per_sec:,.0f}"
+    return f"{speed}  ({row.factor:.2f}×)" if row.factor else speed

@@ -230,10 +230,11 @@ def script_of(row: Row) -> str:
 
 def time_text(row: Row, target: float) -> str:
     """Returns what stands at a bar: the seconds, and the speedup over the row's reference."""
-    seconds, factor = row.seconds_to(target, True), speedup_of(row, target, True)
+    seconds = row.seconds_to(target, with_first_step=True)
     if not seconds:
         return row.error or "not reached"
-    return f"{seconds:,.1f} s" + (f", {factor}×" if factor else "")
+    factor = speedup_of(row, target, with_first_step=True)
+    return f"{seconds:,.1f} s, {factor}×" if factor else f"{seconds:,.1f} s"
 
 
 @dataclass(frozen=True)
@@ -256,8 +257,9 @@ class TimeCells:
     def first_step(self, row: Row) -> str:
         """Returns the seconds that the first step takes beyond a median one."""
         extra = subtract(row.seconds_to(self.target, True), row.seconds_to(self.target))
-        # It may be shorter than a median step.
-        return "" if extra is None else f"{max(0.0, extra):.1f}"
+        if extra is None:
+            return ""
+        return f"{max(0.0, extra):.1f}"  # it may be shorter than a median step
 
     def again(self, row: Row) -> str:
         """Returns the seconds of a second start, which finds the compiler's cache."""
