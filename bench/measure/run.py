@@ -4,7 +4,7 @@ import os
 import shlex
 import time
 import zlib
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import fields, replace
 from enum import Enum, auto
 from pathlib import Path
@@ -54,16 +54,15 @@ def run_study(
     """
     runners: dict[str, Runner] = {}  # by the plan's kind
     plans = study.plans(setup)
-    first = None  # the measurement of the first plan
     try:
         plan = next(plans, None)
         while plan:
             if plan.kind not in runners:
-                runners[plan.kind] = Runner(study, plan, setup, resume, first)
+                before = [runner.measurement for runner in runners.values()]
+                runners[plan.kind] = Runner(study, plan, setup, resume, before)
             runner = runners[plan.kind]
             if not runner.run(plan, rounds, deadline):
                 break
-            first = first or runner.measurement
             plan = next_plan(plans, runner.measurement)
     except children.Interrupted as interruption:
         interruption.can_resume = any(runner.has_begun for runner in runners.values())
@@ -81,31 +80,46 @@ def next_plan(plans: Generator[Plan, Measurement, None], measurement: Measuremen
 
 
 def earlier_measurement(
-    path: Path, plan: Plan, setup: Setup, resume: Resume, first: Measurement | None
+    path: Path, plan: Plan, setup: Setup, resume: Resume, before: Sequence[Measurement]
 ) -> Measurement | None:
     """Returns what a plan continues, the newest measurement of its kind in a study's journal; None
-    where a new one begins. `first` is what was measured of the study's first plan, on which the
-    others depend; None for that plan itself. Raises UserError where nothing is there but it is
-    required, or where it was measured in another way."""
+    where a new one begins. It isn't older than the first of those `before` it in the study, on
+    which it depends. Raises UserError where nothing is there but it is required, or where it was
+    measured in another way."""
     if resume is Resume.NEVER:
         return None
-    earlier = newest_of_kind(plan.kind, path)
-    if not earlier:
-        if resume is Resume.REQUIRED and not first:
-            raise UserError(f"nothing to resume in {relative(path)}", 2)
+    measured = measurements_since(before, path)
+    if resume is Resume.REQUIRED and not measured:
+        raise UserError(f"nothing to resume in {relative(path)}", 2)
+    earlier = newest_of_kind(plan.kind, measured)
+    if earlier:
+        different = earlier.differs_from(setup) or other_settings(earlier.plan, plan)
+    elif resume is Resume.REQUIRED:
+        different = other_kinds(before, measured)
+    else:
         return None
-    if first and earlier.time < first.time:
-        return None
-    different = earlier.differs_from(setup) or other_settings(earlier.plan, plan)
     if different:
         reason = f"it was measured {different}; {INSTEAD[resume]}"
         raise UserError(f"can't resume {relative(path)}: {reason}", 2)
     return earlier
 
 
-def newest_of_kind(kind: str, path: Path) -> Measurement | None:
-    same_kind = [measurement for measurement in read_journal(path) if measurement.kind == kind]
+def measurements_since(before: Sequence[Measurement], path: Path) -> list[Measurement]:
+    """Returns what a journal holds that is as new as the first of those `before`; all without."""
+    began = before[0].time if before else ""
+    return [measurement for measurement in read_journal(path) if measurement.time >= began]
+
+
+def newest_of_kind(kind: str, measurements: list[Measurement]) -> Measurement | None:
+    same_kind = [measurement for measurement in measurements if measurement.kind == kind]
     return same_kind[-1] if same_kind else None
+
+
+def other_kinds(before: Sequence[Measurement], later: list[Measurement]) -> str | None:
+    """Returns what differs where other kinds of plans than those of this study came `later`, as
+    with other --names; None where none did."""
+    others = {measurement.kind for measurement in later} - {one.kind for one in before}
+    return "with other options of the study" if others else None
 
 
 def other_settings(earlier: Plan, plan: Plan) -> str | None:
@@ -151,14 +165,14 @@ class Runner:
         plan: Plan,
         setup: Setup,
         resume: Resume,
-        first: Measurement | None = None,
+        before: Sequence[Measurement] = (),
     ):
         self.study, self.setup = study, setup
         self.path = journal_of(setup.results, study.name)
         self.has_begun = False  # whether the journal has its measurement, to be resumed
         self.configs: dict[str, dict] = {}  # of each run; {} where nothing is left to run
         self.lengths: dict[str, Length] = {}  # of the same runs
-        earlier = earlier_measurement(self.path, plan, setup, resume, first)
+        earlier = earlier_measurement(self.path, plan, setup, resume, before)
         if earlier:
             earlier.retry_failures()
         self.measurement = earlier or new_measurement(study, plan, setup)
