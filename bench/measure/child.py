@@ -236,10 +236,11 @@ def if_a_rank_failed_first(ended: Ended, events: list[dict]) -> Outcome | None:
     """Tells by torchrun, unless a rank has named its error; where Linux has killed a rank, the
     others' errors follow from that."""
     failure = first_failure(ended.err)
-    if not failure:
+    if failure and failure.status is Status.TOO_LARGE:
+        return failure
+    if processes.ERROR.search(ended.err):
         return None
-    has_named_error = processes.ERROR.search(ended.err)
-    return None if has_named_error and failure.status is not Status.TOO_LARGE else failure
+    return failure
 
 
 def if_it_ended_by_itself(ended: Ended, events: list[dict]) -> Outcome | None:

@@ -84,7 +84,9 @@ class TrainingRun:
         self.steps = 0  # that are done
         self.micro_batches: list[tuple] = []  # what compute_loss() was given in this step
         # Whether the ranks of the script share the batch; 00 and 01 know no ranks.
-        self.rank, self.ranks = (RANK, RANKS) if hasattr(script, "join_ranks") else (0, 1)
+        self.rank, self.ranks = 0, 1
+        if hasattr(script, "join_ranks"):
+            self.rank, self.ranks = RANK, RANKS
         # The script's own functions, which those below stand in for, and call.
         self.own_train = script.train
         self.own_compute_loss = script.compute_loss
@@ -179,11 +181,10 @@ class TrainingRun:
         own = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
         for name, parameter in self.model.named_parameters():
             if id(parameter) in own and parameter.grad is not None:
-                gradient = parameter.grad.detach()
-                if hasattr(gradient, "full_tensor"):  # the rank has a share of it
-                    gradient = gradient.full_tensor()
-                gradient = gradient.clone().double().cpu()
-                self.gradients[name] = gradient if scale is None else gradient / scale.cpu()
+                gradient = whole_copy(parameter.grad)
+                if scale is not None:
+                    gradient = gradient / scale.cpu()
+                self.gradients[name] = gradient
 
     def keep_error(self, error: BaseException, config):
         self.error = error
@@ -255,6 +256,14 @@ def seeded(name: str) -> torch.Generator:
     return torch.Generator().manual_seed(zlib.crc32(name.encode()))
 
 
+def whole_copy(gradient: torch.Tensor) -> torch.Tensor:
+    """Returns a copy in float64 on the CPU, of all ranks' shares where each has one."""
+    gradient = gradient.detach()
+    if hasattr(gradient, "full_tensor"):
+        gradient = gradient.full_tensor()
+    return gradient.clone().double().cpu()
+
+
 def starting_weights(model, given: dict | None) -> dict[str, torch.Tensor]:
     """Returns the given weights, or the model's own with something added, so that none is zero; all
     are numbers that bfloat16 has."""
@@ -264,10 +273,18 @@ def starting_weights(model, given: dict | None) -> dict[str, torch.Tensor]:
         if given and name in given and given[name].shape == value.shape:
             value = given[name]
         else:
-            share = 0.1 if value.dim() < 2 else 0.3 / value.shape[-1] ** 0.5
-            value = value + share * torch.randn(value.shape, generator=seeded(name))
+            value = value + offset_of(name, value.shape)
         weights[name] = value.bfloat16().float()
     return weights
+
+
+def offset_of(name: str, shape: torch.Size) -> torch.Tensor:
+    """Returns what is added to a tensor's own starting values: about as large as weights are after
+    some training."""
+    size = 0.1  # of biases and the scales of LayerNorm
+    if len(shape) > 1:
+        size = 0.3 / shape[-1] ** 0.5
+    return size * torch.randn(shape, generator=seeded(name))
 
 
 def canonical(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -320,12 +337,11 @@ def noise_of(run: TrainingRun) -> float:
 
 def jitter(weights: dict[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
     """Returns offsets that are tiny relative to the weights; each number has others."""
-    return {
-        name: numeric.JITTER
-        * value
-        * torch.randn(value.shape, generator=seeded(f"{name} jitter {number}"))
-        for name, value in weights.items()
-    }
+    offsets = {}
+    for name, value in weights.items():
+        noise = torch.randn(value.shape, generator=seeded(f"{name} jitter {number}"))
+        offsets[name] = numeric.JITTER * value * noise
+    return offsets
 
 
 def loss_towards(run: TrainingRun, direction: dict[str, torch.Tensor], distance: float) -> float:
@@ -467,13 +483,17 @@ def worst_of(ranks: tuple[dict, ...]) -> dict:
 
 def error_of(comparison: list[float]) -> float:
     """Returns how far a tensor's gradient is off; infinite where it isn't a number."""
-    return comparison[0] if comparison[0] >= 0 else np.inf
+    return or_infinite(comparison[0])
 
 
 def distance_of(directions: list[list[float]]) -> float:
     """Returns how far a tensor's derivatives are off; infinite where they aren't numbers."""
-    distance = sum(abs(numeric - autograd) for numeric, _, autograd in directions)
-    return distance if distance >= 0 else np.inf
+    return or_infinite(sum(abs(numeric - autograd) for numeric, _, autograd in directions))
+
+
+def or_infinite(distance: float) -> float:
+    """Returns a distance; infinity in place of NaN, which max() may pass over."""
+    return np.inf if np.isnan(distance) else distance
 
 
 def shortened(event: dict) -> str:
@@ -510,10 +530,11 @@ def parse() -> argparse.Namespace:
         "options", nargs=argparse.REMAINDER, help="its own options, --results-dir among them"
     )
     args = parser.parse_args()
-    own = argparse.ArgumentParser(allow_abbrev=False)
-    own.add_argument("--device", default="cpu")
-    own.add_argument("--results-dir", type=Path, required=True)
-    args, args.options = own.parse_known_args(args.options, args)
+    # Of the script's own options these two are read here, and others left as they are.
+    known = argparse.ArgumentParser(allow_abbrev=False)
+    known.add_argument("--device", default="cpu")
+    known.add_argument("--results-dir", type=Path, required=True)
+    _, args.options = known.parse_known_args(args.options, namespace=args)
     return args
 
 

@@ -26,7 +26,6 @@ import time
 from collections.abc import Container, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from operator import attrgetter
 from pathlib import Path
 
 from bench import common
@@ -57,8 +56,6 @@ FIELDS = records.FIELDS | {
     "ran": dict(seconds=NUMBER, outcome=str, error=str | None, matmul_rate=NUMBER | None),
 }
 PATIENCE = 30  # seconds: torchrun gives its ranks as many
-# What besides its script makes a run's results those of another one.
-how_it_runs = attrgetter("options", "processes", "torchrun", "facts")
 
 
 @dataclass(frozen=True)
@@ -252,6 +249,11 @@ class Measurement:
         return max(sizes, default=expected)
 
 
+def how_it_runs(run: Run) -> tuple:
+    """Returns what besides its script makes a run's results those of another one."""
+    return run.options, run.processes, run.torchrun, run.facts
+
+
 def has_words(command: str, words: str) -> bool:
     """Returns whether a command has these words, one right after the other; "" every one has."""
     return not words or f" {words} " in f" {command} "
@@ -360,19 +362,24 @@ def make_result(run: dict, events: list[dict], ran: dict) -> Result:
 def newest(measurements: list[Measurement]) -> list[Measurement]:
     """Returns of each kind the newest measurement that has figures, or else the newest that tells
     why there are none; in the order of their first ones."""
-    by_kind = {measurement.kind: measurement for measurement in measurements}
-    by_kind |= {measurement.kind: measurement for measurement in sorted(measurements, key=rank)}
-    return [measurement for measurement in by_kind.values() if rank(measurement)]
+    by_kind: dict[str, Measurement] = {}
+    for measurement in measurements:
+        best = by_kind.setdefault(measurement.kind, measurement)
+        if what_it_tells(measurement) >= what_it_tells(best):
+            by_kind[measurement.kind] = measurement
+    return [best for best in by_kind.values() if what_it_tells(best)]
 
 
-def rank(measurement: Measurement) -> int:
-    """Returns 2 with figures, 1 with other results, 0 with none. That no run can run is a finding
-    as well."""
+def what_it_tells(measurement: Measurement) -> int:
+    """Returns 2 for figures, 1 for other results, 0 for none. That no run can run is a finding as
+    well."""
     if any(result.outcome.complete for result in measurement.results):
         return 2
     if all(run.error for run in measurement.plan.runs):
         return 2
-    return 1 if measurement.results else 0
+    if measurement.results:
+        return 1
+    return 0
 
 
 def loose_records(folder: Path) -> list[Record]:
@@ -417,8 +424,10 @@ def left_over() -> list[int]:
     """Returns what an earlier start has left and still runs after PATIENCE seconds, in which what
     was killed a moment ago comes to its end."""
     end = time.monotonic() + PATIENCE
-    while (left := children.still_running()) and time.monotonic() < end:
+    left = children.still_running()
+    while left and time.monotonic() < end:
         time.sleep(0.2)
+        left = children.still_running()
     return left
 
 
@@ -426,8 +435,10 @@ def left_over() -> list[int]:
 def measuring(results: Path) -> Iterator[None]:
     """Locks a folder of results, and is `alone`. Raises as that, also where another process
     measures into the folder."""
-    is_build = results.resolve() == common.BUILD.resolve()
-    with nullcontext() if is_build else locked(results), alone():
+    lock: AbstractContextManager[None] = locked(results)
+    if results.resolve() == common.BUILD.resolve():
+        lock = nullcontext()  # `alone` locks that one
+    with lock, alone():
         yield
 
 

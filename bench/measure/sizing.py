@@ -167,7 +167,9 @@ def some_steps(run: Run, plan: Plan, config: dict, steps: int) -> tuple[int, tup
     compared_at = comparison_point((plan.tokens or 0) * run.processes, per_step)
     tokens = max(compared_at, steps * per_step)
     # Log lines come after 1, 1 + eval_freq, 1 + 2 * eval_freq ... steps.
-    eval_freq = compared_at // per_step - 1 or tokens // per_step
+    eval_freq = compared_at // per_step - 1
+    if eval_freq < 1:  # losses are compared after the first step
+        eval_freq = tokens // per_step
     return tokens, ("--max-tokens", tokens, "--eval-freq", eval_freq, *WITHOUT_END)
 
 
@@ -233,9 +235,10 @@ def seconds_left(
     correction = median(over_estimate or [1])
     total = correction * later
     for job in jobs:
-        name = job.run.name
-        total += medians[name] if name in medians else correction * lengths[name].seconds
-        total += RATE_SECONDS
+        seconds = medians.get(job.run.name)
+        if seconds is None:
+            seconds = correction * lengths[job.run.name].seconds
+        total += seconds + RATE_SECONDS
     return total
 
 
@@ -269,7 +272,9 @@ def in_words(seconds: float) -> str:
     """Writes seconds as "89 s", "2 min" or "2.0 h"."""
     if seconds >= 7200:
         return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+    if seconds >= 90:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.0f} s"
 
 
 if __name__ == "__main__":
