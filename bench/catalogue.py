@@ -346,6 +346,9 @@ def technique_run(number: int, patch: stack.Patch, speed: float, processes: int)
     """Returns the script after a technique, which is expected to train at `speed` tok/sec on each
     A100."""
     is_ddp, figures = patch.name == "ddp", patch.published
+    published_speed = None
+    if figures and figures.gpus == processes:
+        published_speed = figures.tok_per_sec
     words = re.sub("^[0-9]+-", "", patch.name).replace("-", " ")
     if is_ddp:
         words = "DDP"
@@ -359,7 +362,7 @@ def technique_run(number: int, patch: stack.Patch, speed: float, processes: int)
         torchrun=is_ddp,
         loss=effect_on_loss(patch),
         expected=speed * processes,
-        published=figures.tok_per_sec if figures and figures.gpus == processes else None,
+        published=published_speed,
     )
 
 

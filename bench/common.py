@@ -60,7 +60,9 @@ def short_name(machine: dict) -> str:
     name = machine["name"]
     for part in LEFT_OUT:
         name = re.sub(part, "", name, flags=re.IGNORECASE)
-    return name if trained_in(machine) == "bfloat16" else f"{name} ({trained_in(machine)})"
+    if trained_in(machine) != "bfloat16":
+        name += f" ({trained_in(machine)})"
+    return name
 
 
 def trained_in(machine: dict) -> str:
@@ -74,7 +76,8 @@ def machine_difference(one: dict, other: dict) -> str | None:
     None where nothing does. A GPU may have another host. One name of a CPU may stand for several
     generations, which `cpu` tells apart; a process may have been given fewer cores; and
     torch.compile may have begun to work."""
-    names, if_known = ["name", "device", "gpus", "torch"], ["compiles"]  # older journals lack that
+    names = ["name", "device", "gpus", "torch"]
+    if_known = ["compiles"]  # which older journals lack
     if one.get("device") == "cpu":
         names += ["cpu", "threads"]
         if_known += ["cores"]
@@ -154,4 +157,6 @@ def other_text(data: Any) -> str:
         return ""
     if len(corpus) > 60:
         corpus = corpus[:59] + "…"
-    return f"{corpus}, its tokens bytes" if in_bytes else corpus
+    if in_bytes:
+        corpus += ", its tokens bytes"
+    return corpus

@@ -35,7 +35,7 @@ from bench.report.pictures import picture_bytes
 from bench.report.tables import excerpts_of, picture_name, text_of
 from bench.studies import all_studies, search, stages
 from bench.studies.profile import kind_of
-from bench.studies.scaling import numbers
+from bench.studies.scaling import efficiency_of, numbers
 from gpt_speed.common import UserError
 from gpt_speed.tables import markdown
 from patches import stack
@@ -624,6 +624,17 @@ def test_scaling(tmp_path):
     assert cells["02, 2 processes"]["95 %"] == f"{low:.0%}–{high:.0%}" and low < 0.826 < high
     assert "for 4 A100s: 74%" in text_of(STUDIES["scaling"], measured)
     assert cells["02, 2 processes"]["efficiency"] == "82.6%" and cells["01"]["95 %"] == ""
+
+
+def test_no_efficiency_without_01(tmp_path):
+    """Where 01 has failed, 02 isn't compared to anything."""
+    plan = plan_for(tmp_path, "scaling", "1,2")
+    base, *others = plan.runs
+    runs = [dict(name=base.name, error="it failed")]
+    runs += [run for other in others for run in rounds_of(other.name, 900.0, 900.0)]
+    write_journal(tmp_path, "scaling", plan, runs)
+    ((_, rows),) = newest_in(tmp_path, "scaling")
+    assert [efficiency_of(row) for row in rows] == [None, None, None]
 
 
 def test_kinds_of_operations():

@@ -313,7 +313,9 @@ class Forecast:
 
     @property
     def reserved_gb(self) -> float | None:
-        return min(self.need.reserved, self.limit) / 1024 if self.batch else None
+        if not self.batch:
+            return None
+        return min(self.need.reserved, self.limit) / 1024
 
     @property
     def fits(self) -> str:
@@ -337,7 +339,9 @@ class Forecast:
 
     def speed_range(self, gpus: int) -> str | None:
         """Returns the tok/sec of so many GPUs in thousands, or why they aren't known."""
-        return self.prediction.speed_range(self.batch, self.card, gpus) if self.has_speed else None
+        if not self.has_speed:
+            return None
+        return self.prediction.speed_range(self.batch, self.card, gpus)
 
     @property
     def speed(self) -> str | None:
@@ -352,7 +356,9 @@ class Forecast:
 
     @property
     def mfu(self) -> float | None:
-        return self.prediction.mfu(self.batch, self.card) if self.speeds else None
+        if not self.speeds:
+            return None
+        return self.prediction.mfu(self.batch, self.card)
 
     @property
     def shares(self) -> dict[str, float] | None:
@@ -418,8 +424,11 @@ def forecasts(
 
 def one_price_each(prices: list[float] | None, cards: int) -> list[float | None]:
     """Returns a price for each of the cards: one may be that of all, and there may be none."""
-    prices = prices or [None]
-    return prices if len(prices) > 1 else prices * cards
+    if not prices:
+        return [None] * cards
+    if len(prices) == 1:
+        return [*prices] * cards
+    return [*prices]
 
 
 def runs_on(card: Card, runs: list[Run], setup: Setup) -> list[Run]:
@@ -453,25 +462,22 @@ def answer_text(setup: Setup, by_card: dict[str, list[Forecast]]) -> str:
 def table_of(rows: list[Forecast], cards: int, args: Namespace) -> Table:
     """Returns at which batch and how fast each script is on each card; of a single card where the
     time of a step goes; and if asked for how long args.tokens take, and what they cost."""
+    columns = [
+        text_col("card", "name"),
+        Column("GB", lambda row: f"{row.card.mib / 1024:.0f}"),
+        text_col("script", "run.label"),
+        Column("batch", lambda row: str(row.batch or "none")),
+        num_col("GB reserved", "reserved_gb", ".2f"),
+        num_col("tok/sec, thousands", "speed"),
+        num_col("of all its GPUs", "speed_of_all"),
+        num_col("MFU", "mfu", ".0%"),
+        Column("hours", lambda row: range_text(row.hours)),
+        Column("cost", lambda row: range_text(row.cost)),
+    ]
+    if cards == 1:
+        columns += [num_col(kind, f"shares.{kind}", ".0%") for kind in KINDS]
     size = f"batch {args.batch_size}" if args.batch_size else "the largest batch, a power of two"
-    shares = [num_col(kind, f"shares.{kind}", ".0%") for kind in KINDS] if cards == 1 else []
-    return Table(
-        [
-            text_col("card", "name"),
-            Column("GB", lambda row: f"{row.card.mib / 1024:.0f}"),
-            text_col("script", "run.label"),
-            Column("batch", lambda row: str(row.batch or "none")),
-            num_col("GB reserved", "reserved_gb", ".2f"),
-            num_col("tok/sec, thousands", "speed"),
-            num_col("of all its GPUs", "speed_of_all"),
-            num_col("MFU", "mfu", ".0%"),
-            Column("hours", lambda row: range_text(row.hours)),
-            Column("cost", lambda row: range_text(row.cost)),
-            *shares,
-        ],
-        rows,
-        f"{args.model} at {size}:",
-    )
+    return Table(columns, rows, f"{args.model} at {size}:")
 
 
 def range_text(ends: tuple[float, float] | None) -> str:

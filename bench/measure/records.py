@@ -150,9 +150,10 @@ class Record:
     @property
     def device_name(self) -> str:
         device = self.config["device"]
-        name = self.environment["cpu"] or device
+        name = None
         if device != "cpu":
-            name = self.environment["gpu"] or name
+            name = self.environment["gpu"]
+        name = name or self.environment["cpu"] or device
         return " ".join(name.split())
 
     @property

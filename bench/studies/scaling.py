@@ -7,6 +7,7 @@ from bench.report.notes import machine_note
 from bench.report.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, spread
 from bench.studies import Study
 from bench.subcommands import positive
+from gpt_speed.common import counted
 from gpt_speed.tables import Column, Table, fmt
 
 
@@ -20,9 +21,13 @@ def speed_per_process(row: Row) -> str:
 
 
 def efficiency_of(row: Row) -> float | None:
-    """Returns the speed of each process as a share of that of 01: the mean over the rounds."""
-    factor = row.factor if row.reference else 1.0
-    return ratio(factor, row.run.processes) if row.speeds else None
+    """Returns the speed of each process as a share of that of 01: the mean over the rounds. Returns
+    None where it or that of 01 isn't known."""
+    if not row.speeds:
+        return None
+    if row.run.compared_to is None:  # 01 itself
+        return 1.0
+    return ratio(row.factor, row.run.processes)
 
 
 def interval_of(row: Row) -> str:
@@ -38,7 +43,7 @@ def with_processes(size: int, ddp: Run, machine: dict) -> Run:
         most, unit = machine["gpus"], "GPUs"
     return ddp.replace(
         name=f"{ddp.name}-{size}",
-        label=f"02, {size} process{'es' if size > 1 else ''}",
+        label=f"02, {counted(size, 'process', 'es')}",
         processes=size,
         error=f"needs {size} {unit}" if size > most else None,
     )
@@ -56,8 +61,9 @@ def cores_of_each(sizes: list[int], machine: dict) -> int | None:
 
 def with_cores(run: Run, of_each: int | None) -> Run:
     """Returns a run with the number of cores that all of its processes have."""
-    cores = None if of_each is None else of_each * run.processes
-    return run.replace(facts=dict(cores=cores))
+    if of_each is None:
+        return run.replace(facts=dict(cores=None))
+    return run.replace(facts=dict(cores=of_each * run.processes))
 
 
 class Scaling(Study):

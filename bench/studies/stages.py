@@ -185,7 +185,9 @@ def label_of(stage: str, record: Record, with_tokens: bool) -> str:
     """Returns a script's name, with how this run differs from others of it."""
     config = record.config
     name = LABELS[record.run_name]
-    parts = [f"{name} × {config['world_size']}" if stage == "02" else name]
+    if stage == "02":
+        name += f" × {config['world_size']}"
+    parts = [name]
     if config.get("batch_size"):
         parts.append(f"batch {config['batch_size']}")
     if with_tokens:
@@ -198,7 +200,9 @@ def label_of(stage: str, record: Record, with_tokens: bool) -> str:
 def setting_of(row: Row) -> str:
     config, text = row.record.config, row.record.text
     setting = f"{config['model']} / {config['context_length']:,}"
-    return f"{setting}, {text}" if text else setting
+    if text:
+        setting += f", {text}"
+    return setting
 
 
 def scripts_table(groups: list[Measurement]) -> Table:
@@ -222,7 +226,9 @@ def scripts_table(groups: list[Measurement]) -> Table:
 
 
 def speedup_text(row: Row) -> str:
-    return "1.00" if row.run.name == "00" else fmt(row.factor, ".2f")
+    if row.run.name == "00":
+        return "1.00"
+    return fmt(row.factor, ".2f")
 
 
 def quartiles_text(row: Row) -> str:
@@ -261,4 +267,6 @@ def draw_group(speed, memory, rows: list[Row]) -> None:
 
 def speed_text(row: Row) -> str:
     speed = f"{row.tok_per_sec:,.0f}"
-    return f"{speed}  ({row.factor:.2f}×)" if row.factor else speed
+    if row.factor:
+        speed += f"  ({row.factor:.2f}×)"
+    return speed
