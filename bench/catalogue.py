@@ -490,8 +490,10 @@ def in_float16(machine: dict, options: list[str]) -> bool:
 
 def lacking(needs: str, machine: dict) -> str | None:
     """Returns the first thing that a variant needs and this machine lacks, as a row says it."""
-    missing = [need for need in needs.split(", ") if not has(machine, need)]
-    return f"needs {missing[0]}" if missing else None
+    for need in needs.split(", "):
+        if not has(machine, need):
+            return f"needs {need}"
+    return None
 
 
 def has(machine: dict, need: str) -> bool:

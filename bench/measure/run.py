@@ -106,20 +106,26 @@ def earlier_measurement(
 
 def measurements_since(before: Sequence[Measurement], path: Path) -> list[Measurement]:
     """Returns what a journal holds that is as new as the first of those `before`; all without."""
-    began = before[0].time if before else ""
-    return [measurement for measurement in read_journal(path) if measurement.time >= began]
+    measurements = read_journal(path)
+    if not before:
+        return measurements
+    return [measurement for measurement in measurements if measurement.time >= before[0].time]
 
 
 def newest_of_kind(kind: str, measurements: list[Measurement]) -> Measurement | None:
     same_kind = [measurement for measurement in measurements if measurement.kind == kind]
-    return same_kind[-1] if same_kind else None
+    if not same_kind:
+        return None
+    return same_kind[-1]
 
 
 def other_kinds(before: Sequence[Measurement], later: list[Measurement]) -> str | None:
     """Returns what differs where other kinds of plans than those of this study came `later`, as
     with other --names; None where none did."""
-    others = {measurement.kind for measurement in later} - {one.kind for one in before}
-    return "with other options of the study" if others else None
+    own = {measurement.kind for measurement in before}
+    if all(measurement.kind in own for measurement in later):
+        return None
+    return "with other options of the study"
 
 
 def other_settings(earlier: Plan, plan: Plan) -> str | None:

@@ -115,7 +115,9 @@ class VerdictCells:
 
     def figure(self, row: Row, comparison: str) -> str:
         verdict = self.verdicts.get(row.run.name)
-        return verdict.cells.get(comparison, "") if verdict else ""
+        if not verdict:
+            return ""
+        return verdict.cells.get(comparison, "")
 
 
 def scripts_to_check(setup: Setup) -> list[Run]:

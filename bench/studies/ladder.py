@@ -49,16 +49,20 @@ class Ladder(Study):
         totals = [row.factor_baseline for row in rows if row.factor_baseline]
         if not totals:
             return None
-        finding, first = "One more technique at a time", rows[0].run.number
+        finding = "One more technique at a time"
         if any(row.significance == "faster" for row in rows):
-            since = f" than after technique {first}" if first else ""
-            finding = f"{totals[-1]:.1f}× faster{since}"
+            finding = f"{totals[-1]:.1f}× faster"
+            first = rows[0].run.number
+            if first:
+                finding += f" than after technique {first}"
         return waterfall.machine_picture(f"{finding}: {place_of(measured)}", rows)
 
 
 def speed_with_range(row: Row) -> str:
     speed, values = fmt(row.tok_per_sec, ",.0f"), spread(row.speeds)
-    return f"{speed} ({values})" if values else speed
+    if values:
+        speed += f" ({values})"
+    return speed
 
 
 def significance_text(row: Row) -> str:
