@@ -23,7 +23,11 @@ def error_line(text: str) -> str:
     """Returns the last line of `text` that names an error, or else its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [ERROR.sub("", line) for line in lines if ERROR.match(line)]
-    return ["no reason given", *lines, *errors][-1]
+    if errors:
+        return errors[-1]
+    if lines:
+        return lines[-1]
+    return "no reason given"
 
 
 def ask(

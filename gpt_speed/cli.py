@@ -105,8 +105,10 @@ def usual_python() -> str:
 
 
 def ask_machine(python: str, rates: bool, environment: dict[str, str] | None = None) -> dict:
-    """Returns what machine.py says there. Raises UserError."""
-    command = [python, MACHINE, json.dumps(dict(rates=rates))]
+    """Returns what machine.py says there; `rates`: also of matmuls, where no datasheet tells them.
+    Raises UserError."""
+    order = dict(rates=rates, known=[*PEAK_FLOPS])
+    command = [python, MACHINE, json.dumps(order)]
     try:
         code, out, err = children.run_child(command, timeout=PATIENCE, environment=environment)
     except OSError as error:

@@ -1,6 +1,9 @@
 """Says on what machine a script trains, by the PyTorch of the script's own environment.
 
-    python gpt_speed/machine.py '{"rates": true}'  # as JSON; with how fast matrices are multiplied
+    python gpt_speed/machine.py '{"rates": true, "known": ["NVIDIA A100-SXM4-40GB"]}'  # as JSON
+
+With `rates` it also says how fast matrices are multiplied, unless the device is one of those whose
+rates are known.
 
 PyTorch is only imported there, from 2.4 and Python 3.10 on, and nothing of this repository.
 """
@@ -43,7 +46,7 @@ def ram_gb(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> float | None:
     return size / 1024**3
 
 
-def trained_in() -> str:
+def dtype_here() -> str:
     """Returns the type in which the techniques' scripts would train here: bfloat16 where there are
     units for it."""
     import torch
@@ -101,7 +104,7 @@ def this_machine() -> dict:
     from torch.utils import collect_env
 
     os.environ["LC_ALL"] = "C"  # so that the system's description isn't translated
-    facts = dict(torch=torch.__version__, dtype=trained_in())
+    facts = dict(torch=torch.__version__, dtype=dtype_here())
     if torch.cuda.is_available():
         return facts | dict(
             device="cuda",
@@ -138,8 +141,8 @@ def main() -> None:
     if problem:
         print(json.dumps(dict(error=problem)))
         return
-    facts = this_machine()
-    if json.loads(sys.argv[1])["rates"]:
+    facts, order = this_machine(), json.loads(sys.argv[1])
+    if order["rates"] and facts["name"] not in order["known"]:
         facts["rates"] = matmul_peak(facts["dtype"])
     print(json.dumps(facts))
 

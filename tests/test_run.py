@@ -41,13 +41,13 @@ from bench.analysis.rows import rows_of
 from bench.analysis.training import Training
 from bench.catalogue import Run
 from bench.commands.doctor import Doctor, Fits
-from bench.common import ELSEWHERE, sha256
+from bench.common import BOOK_TOKENS, ELSEWHERE, sha256
 from bench.measure import run, sizing
 from bench.measure.journal import data_of, journal_of, locked, read_journal
 from bench.measure.plan import SCRATCH, Growth, Job
 from bench.measure.records import Status
 from bench.measure.run import Resume
-from bench.measure.sizing import in_words, seconds_left
+from bench.measure.sizing import RATE_SECONDS, in_words, seconds_left
 from bench.predict.batches import batches_that_fit
 from bench.studies import Study, all_studies
 from gpt_speed import children
@@ -310,12 +310,11 @@ def test_a_run_that_cannot_run(place, plan):
 
 
 def test_deadline(place, plan):
-    assert place.run(plan, deadline=5) == []  # the first one is thought to take 10 s
+    assert place.run(plan, deadline=14) == []  # the first one is thought to take 10 + 5 s
     assert not place.finished
     assert place.run(plan, resume=REQUIRED, deadline=60) == ROUND and place.finished
-    assert (
-        place.run(plan, rounds=2, resume=REQUIRED, deadline=5) == NEXT
-    )  # by round 1 they take none
+    # By round 1 they take none, but for the 5 s.
+    assert place.run(plan, rounds=2, resume=REQUIRED, deadline=14) == NEXT
 
 
 def meta(text):
@@ -373,7 +372,7 @@ def test_runs_of_other_epochs_are_refused(place):
     """As of a report on a GPU, which trains for one: longer runs aren't lost to it."""
     place.run(place.plan("a"), rounds=2)
     shorter = place.plan("a")
-    shorter.runs = [run.replace(options=("--epochs", "1")) for run in shorter.runs]
+    shorter.epochs = 1
     with pytest.raises(UserError, match="with other settings: epochs"):
         place.run(shorter, resume=IF_ANY)
     (kept,) = read_journal(place.path)
@@ -539,7 +538,7 @@ def test_dry_run(place, plan, capsys):
     place.run(plan)
     before = place.path.read_bytes()
     run.dry_run(Toy(plan), place.setup, 2, resume=REQUIRED)
-    assert capsys.readouterr().out.endswith("3 runs, about 0 s\n")  # by the first round
+    assert capsys.readouterr().out.endswith("3 runs, about 15 s\n")  # 0 by the first round
     assert place.path.read_bytes() == before
 
 
@@ -782,8 +781,8 @@ def test_an_estimate_is_of_the_whole_study(place, plan, capsys):
         plan, place.plan("c", kind="next", tokens=8192), place.plan("d", kind="last", rounds=1)
     )
     write_journal(place.setup.results, "stages", plan_of("a"))
-    run.dry_run(study, place.setup, 2, resume=NEVER)  # runs take 10 s, and little for their tokens
-    assert capsys.readouterr().out.endswith("\n13 runs, about 2 min\n")
+    run.dry_run(study, place.setup, 2, resume=NEVER)  # runs take 15 s, and little for their tokens
+    assert capsys.readouterr().out.endswith("\n13 runs, about 3 min\n")
 
 
 @pytest.mark.parametrize(
@@ -820,9 +819,9 @@ def test_seconds_left(plan):
     results = [SimpleNamespace(name="a", seconds=seconds) for seconds in (10, 20, 90)]
     # b is estimated at 50 s, and a took 20 where 30 were estimated; so is what follows.
     assert seconds_left(jobs, results, estimates, 6000) == pytest.approx(
-        4 * 20 + (2 * 50 + 6000) * 20 / 30
+        4 * 20 + (2 * 50 + 6000) * 20 / 30 + 6 * RATE_SECONDS
     )
-    assert seconds_left(jobs, [], estimates) == 4 * 30 + 2 * 50
+    assert seconds_left(jobs, [], estimates) == 4 * 30 + 2 * 50 + 6 * RATE_SECONDS
     assert [in_words(seconds) for seconds in (89, 150, 7200)] == ["89 s", "2 min", "2.0 h"]
 
 
@@ -856,6 +855,16 @@ def test_length():
     assert (options["--max-tokens"], options["--eval-freq"]) == (10 * 4096, 9)
     ranks.min_steps = 12
     assert length(ranks, 4096)[0]["--max-tokens"] == 12 * 4096
+
+
+def test_a_length_in_epochs():
+    """Of the text; on a CPU a script ends by its own limit before."""
+    whole = plan_with(expected=500)
+    whole.full_length, whole.tokens, whole.epochs = True, None, 2
+    options, seconds = length(whole)
+    assert options == {"--epochs": 2}
+    assert seconds == pytest.approx(40 + 2 * BOOK_TOKENS / 1000)
+    assert length(whole, machine=CPU)[0] == {"--epochs": 2}
 
 
 @pytest.mark.parametrize(

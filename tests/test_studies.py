@@ -35,7 +35,7 @@ from bench.report.pictures import picture_bytes
 from bench.report.tables import excerpts_of, picture_name, text_of
 from bench.studies import all_studies, search, stages
 from bench.studies.profile import kind_of
-from bench.studies.scaling import numbers
+from bench.studies.scaling import efficiency_of, numbers
 from gpt_speed.common import UserError
 from gpt_speed.tables import markdown
 from patches import stack
@@ -380,10 +380,6 @@ def stages_setup(folder, gpus: int):
     return setup_for(folder, "stages", machine=MACHINE | dict(gpus=gpus) if gpus else CPU)
 
 
-def options_of_stages(setup) -> set[tuple]:
-    return {run.options for run in next(STUDIES["stages"].plans(setup)).runs}
-
-
 def test_stages_are_the_three_scripts_as_they_stand(tmp_path):
     plan = next(STUDIES["stages"].plans(stages_setup(tmp_path, gpus=4)))
     scripts = [ROOT / name for name in (stack.FIRST, stack.LAST, stack.DDP)]
@@ -409,25 +405,26 @@ def test_02_has_a_rank_for_each_gpu_and_the_figure_of_four(tmp_path, gpus, ranks
 
 
 @pytest.mark.parametrize(
-    ("gpus", "in_report", "args", "options"),
+    ("gpus", "in_report", "args", "epochs"),
     [
-        (0, False, {}, ()),
-        (0, True, {}, ()),
-        (1, False, {}, ()),
-        (1, True, {}, ("--epochs", "1")),
-        (1, True, dict(max_tokens=9), ()),
-        (1, False, dict(epochs=2), ("--epochs", "2")),
-        (0, False, dict(epochs=2), ("--epochs", "2")),
-        (0, True, dict(epochs=2, max_tokens=9), ()),
-        (1, True, dict(epochs=2, max_tokens=9), ()),
+        (0, False, {}, None),
+        (0, True, {}, None),
+        (1, False, {}, None),
+        (1, True, {}, 1),
+        (1, True, dict(max_tokens=9), None),
+        (1, False, dict(epochs=2), 2),
+        (0, False, dict(epochs=2), 2),
+        (0, True, dict(epochs=2, max_tokens=9), None),
+        (1, True, dict(epochs=2, max_tokens=9), None),
     ],
 )
-def test_how_long_stages_train(tmp_path, gpus, in_report, args, options):
+def test_how_long_stages_train(tmp_path, gpus, in_report, args, epochs):
     """In a report on a GPU one epoch, unless their length is set."""
     setup = stages_setup(tmp_path, gpus)
     setup.in_report = in_report
     vars(setup.args).update(args)
-    assert options_of_stages(setup) == {options}
+    plan = next(STUDIES["stages"].plans(setup))
+    assert (plan.epochs, plan.tokens) == (epochs, args.get("max_tokens"))
 
 
 def test_the_notes_of_stages_say_how_many_epochs(tmp_path):
@@ -627,6 +624,17 @@ def test_scaling(tmp_path):
     assert cells["02, 2 processes"]["95 %"] == f"{low:.0%}–{high:.0%}" and low < 0.826 < high
     assert "for 4 A100s: 74%" in text_of(STUDIES["scaling"], measured)
     assert cells["02, 2 processes"]["efficiency"] == "82.6%" and cells["01"]["95 %"] == ""
+
+
+def test_no_efficiency_without_01(tmp_path):
+    """Where 01 has failed, 02 isn't compared to anything."""
+    plan = plan_for(tmp_path, "scaling", "1,2")
+    base, *others = plan.runs
+    runs = [dict(name=base.name, error="it failed")]
+    runs += [run for other in others for run in rounds_of(other.name, 900.0, 900.0)]
+    write_journal(tmp_path, "scaling", plan, runs)
+    ((_, rows),) = newest_in(tmp_path, "scaling")
+    assert [efficiency_of(row) for row in rows] == [None, None, None]
 
 
 def test_kinds_of_operations():

@@ -55,8 +55,10 @@ def tokens_line(data: Path) -> str:
         return str(error)
     if not meta:
         return f"none yet in {relative(data)}: the scripts make them"
-    text = f" ({other_text(meta)})" if other_text(meta) else ""
-    return f"{relative(data)}: {meta['tokens']['train']:,} to train on{text}"
+    line = f"{relative(data)}: {meta['tokens']['train']:,} to train on"
+    if other_text(meta):
+        line += f" ({other_text(meta)})"
+    return line
 
 
 class Fits(Command):
@@ -70,22 +72,20 @@ class Fits(Command):
     def options(self, parser):
         parser.add_argument("stage", choices=list(STAGES), help="which of the three scripts")
 
-    def run(self, setup):
-        """Prints the command line of the script, which is written first if it is composed."""
-        stage, need = setup.args.stage, setup.machine.get("gpu_needs")
-        if need and stage == "00":
-            print(f"missing: {need}", file=sys.stderr)
+    def answer(self, setup):
+        stage, machine = setup.args.stage, setup.machine
+        if machine.get("gpu_needs") and stage == "00":  # the first that make asks for
+            print(f"missing: {machine['gpu_needs']}", file=sys.stderr)
         batches = batches_that_fit(setup, composed=True)
-        words = script_that_fits(stage, setup)
+        words = script_words(stage, setup)
         if batches:
             words += ["--batch-size", batches[BATCH_OF[stage]]]
-        print(" ".join(map(relative, words)))
-        return 0
+        return " ".join(map(relative, words))
 
 
-def script_that_fits(stage: str, setup: Setup) -> list:
-    """Returns the script's file, and where it is composed the folders of 01, which it doesn't lie
-    beside."""
+def script_words(stage: str, setup: Setup) -> list:
+    """Returns the file of a script with its options; where it is composed for this machine, it is
+    written first, and told where tokens and results are."""
     run = setup.scripts.for_machine(stage, setup.machine, setup.options)
     if run.script == stage:
         return [STAGES[stage]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from bench.catalogue import GPUS, STAGES, Run
+from bench.catalogue import GPUS, Run
 from bench.commands import Command
 from bench.common import has_option
 from bench.measure.plan import Setup
@@ -92,7 +92,7 @@ class Predict(Command):
         smallest = min(card.mib for card in cards.values()) - OTHERS
         if args.all:
             return trace_what_pages_show(setup, smallest)
-        return answer_text(setup, forecasts(setup, cards, chosen(setup, gpus), smallest))
+        return answer_text(setup, forecasts(setup, cards, runs_asked_for(setup, gpus), smallest))
 
 
 def list_of_cards() -> str:
@@ -181,9 +181,9 @@ def add_tracing_options(parser: ArgumentParser) -> None:
     )
 
 
-def cards_of(args: Namespace) -> tuple[dict[str, Card], int]:
-    """Returns the cards that are asked for, by their names, and how many of one 02 has: 0 where it
-    isn't asked for. Raises UserError."""
+def cards_of(args: Namespace) -> tuple[dict[str, Card], int | None]:
+    """Returns the cards that are asked for, by their names, and how many of one 02 has; None where
+    it isn't asked for. Raises UserError."""
     gpus, names = parse_gpus(args.gpu)
     check_own_card(args, names)
     if args.memory:
@@ -208,17 +208,18 @@ def check_prices(args: Namespace, cards: list[str]) -> None:
         )
 
 
-def parse_gpus(text: str) -> tuple[int, str]:
-    """Returns (8, "H100") for "8xH100", and (0, "H100") for "H100"."""
-    match = re.fullmatch(r"(?:([1-9]\d*) *[xX×])?\s*(.*)", text.strip(), re.DOTALL)
-    number, names = match.groups()
-    return int(number or 0), names
+def parse_gpus(text: str) -> tuple[int | None, str]:
+    """Returns (8, "H100") for "8xH100", and (None, "H100") for "H100"."""
+    match = re.match(r"([1-9]\d*) *[xX×]\s*", text.strip())
+    if not match:
+        return None, text.strip()
+    return int(match[1]), text.strip()[match.end() :]
 
 
 def check_own_card(args: Namespace, names: str) -> None:
     """Raises UserError where a GPU is half described, or is named as well."""
     speed = args.bandwidth, args.tflops
-    if any(speed) and not all((args.memory, *speed)):
+    if any(speed) and not (args.memory and all(speed)):
         raise UserError("--bandwidth and --tflops tell a speed together, with --memory", 2)
     if not args.memory:
         return
@@ -228,7 +229,7 @@ def check_own_card(args: Namespace, names: str) -> None:
             " number of GPUs, --gpu 4x",
             2,
         )
-    if args.tokens and not all(speed):
+    if args.tokens and not any(speed):
         raise UserError("--tokens needs a speed: beside --memory, --bandwidth and --tflops", 2)
 
 
@@ -247,24 +248,38 @@ def own_card(args: Namespace) -> Card:
     )
 
 
-def chosen(setup: Setup, gpus: int) -> list[Run]:
-    """Returns the scripts that are asked for, those of several GPUs on this many. Raises
-    UserError, StackError."""
-    scripts, techniques = setup.scripts, setup.args.techniques
-    ranks = gpus or GPUS  # also of variants of 02, where no number of GPUs is given
-    if techniques:
-        runs = scripts.select(techniques, scripts.ladder(ranks))
-    else:
-        runs = [scripts.stage(name, ranks) for name in STAGES if gpus or name != "02"]
-    for variant in words(setup.args.variants):
-        base = scripts.stage(base_of(variant), ranks)
-        runs += scripts.variants(base, dict(gpus=ranks), names=variant)
+def runs_asked_for(setup: Setup, gpus: int | None) -> list[Run]:
+    """Returns the scripts and variants that are asked for, each once; those of several GPUs on this
+    many. Raises UserError, StackError."""
+    runs = scripts_asked_for(setup, gpus) + variants_asked_for(setup, gpus or GPUS)
     return list({run.name: run for run in runs}.values())
 
 
-def base_of(names: str) -> str:
-    """Returns of which script "A+B --option 8" are variants, by the first: 01 or 02."""
-    first = re.split(r"[+\s]", names.strip())[0]
+def scripts_asked_for(setup: Setup, gpus: int | None) -> list[Run]:
+    """Returns the scripts after some techniques; without any 00 and 01, and 02 where its GPUs are
+    asked for. Raises UserError, StackError."""
+    scripts, techniques = setup.scripts, setup.args.techniques
+    if techniques:
+        return scripts.select(techniques, scripts.ladder(gpus or GPUS))
+    runs = [scripts.stage("00"), scripts.stage("01")]
+    if gpus:
+        runs.append(scripts.stage("02", gpus))
+    return runs
+
+
+def variants_asked_for(setup: Setup, gpus: int) -> list[Run]:
+    """Returns the runs of --variants, those of 02 on so many GPUs. Raises UserError, StackError."""
+    runs = []
+    for variant in (setup.args.variants or "").split(","):
+        if variant.strip():
+            base = setup.scripts.stage(base_of(variant), gpus)
+            runs += setup.scripts.variants(base, dict(gpus=gpus), names=variant)
+    return runs
+
+
+def base_of(variant: str) -> str:
+    """Returns of which script "A+B --option 8" is a variant, by the first: 01 or 02."""
+    first = re.split(r"[+\s]", variant.strip())[0]
     of_02 = {patch.name for patch in stack.load_variants() if patch.base == Path(stack.DDP).stem}
     if first in of_02:
         return "02"
@@ -405,27 +420,27 @@ def forecasts(
     """Returns by each card's name what every script does on it. `smallest`: the MiB of the smallest
     card. Raises UserError, StackError."""
     args = setup.args
-    by_card = {}
+    by_card: dict[str, list[Forecast]] = {}
     prices = one_price_each(args.price, len(cards))
-    predictions: dict[str, Prediction] = {}
+    predictions: dict[str, Prediction] = {}  # one for all cards
     for (name, card), price in zip(cards.items(), prices, strict=True):
-        own_runs = runs_on(card, runs, setup)
-        for run in own_runs:
+        by_card[name] = []
+        for run in runs_on(card, runs, setup):
             if run.name not in predictions:
                 predictions[run.name] = predict_run(run, setup, smallest)
-        by_card[name] = [
-            Forecast(name, card, run, predictions[run.name], args.batch_size, args.tokens, price)
-            for run in own_runs
-        ]
+            prediction = predictions[run.name]
+            forecast = Forecast(name, card, run, prediction, args.batch_size, args.tokens, price)
+            by_card[name].append(forecast)
     return by_card
 
 
 def one_price_each(prices: list[float] | None, cards: int) -> list[float | None]:
     """Returns a price for each of the cards: one may be that of all, and there may be none."""
-    prices = prices or [None]
-    if len(prices) > 1:
-        return prices
-    return prices * cards
+    if not prices:
+        return [None] * cards
+    if len(prices) == 1:
+        return [*prices] * cards
+    return [*prices]
 
 
 def runs_on(card: Card, runs: list[Run], setup: Setup) -> list[Run]:
@@ -459,25 +474,22 @@ def answer_text(setup: Setup, by_card: dict[str, list[Forecast]]) -> str:
 def table_of(rows: list[Forecast], cards: int, args: Namespace) -> Table:
     """Returns at which batch and how fast each script is on each card; of a single card where the
     time of a step goes; and if asked for how long args.tokens take, and what they cost."""
+    columns = [
+        text_col("card", "name"),
+        num_col("GB", "card_gb", ".0f"),
+        text_col("script", "run.label"),
+        value_col("batch", "batch", batch_text),
+        num_col("GB reserved", "reserved_gb", ".2f"),
+        num_col("tok/sec, thousands", "speed"),
+        num_col("of all its GPUs", "speed_of_all"),
+        num_col("MFU", "mfu", ".0%"),
+        value_col("hours", "hours", range_text),
+        value_col("cost", "cost", range_text),
+    ]
+    if cards == 1:
+        columns += [num_col(kind, f"shares.{kind}", ".0%") for kind in KINDS]
     size = f"batch {args.batch_size}" if args.batch_size else "the largest batch, a power of two"
-    shares = [num_col(kind, f"shares.{kind}", ".0%") for kind in KINDS] if cards == 1 else []
-    return Table(
-        [
-            text_col("card", "name"),
-            num_col("GB", "card_gb", ".0f"),
-            text_col("script", "run.label"),
-            value_col("batch", "batch", batch_text),
-            num_col("GB reserved", "reserved_gb", ".2f"),
-            num_col("tok/sec, thousands", "speed"),
-            num_col("of all its GPUs", "speed_of_all"),
-            num_col("MFU", "mfu", ".0%"),
-            value_col("hours", "hours", range_text),
-            value_col("cost", "cost", range_text),
-            *shares,
-        ],
-        rows,
-        f"{args.model} at {size}:",
-    )
+    return Table(columns, rows, f"{args.model} at {size}:")
 
 
 def batch_text(batch: int) -> str:

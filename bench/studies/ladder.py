@@ -24,7 +24,9 @@ class Ladder(Study):
 
     def plans(self, setup):
         gpus = setup.machine["gpus"]
-        runs = setup.scripts.ladder(gpus)[: None if gpus > 1 else -1]
+        runs = setup.scripts.ladder(gpus)
+        if gpus < 2:
+            runs = runs[:-1]  # without 02
         runs = setup.scripts.select(setup.args.techniques, runs)
         yield Plan(chained(runs), seed_noise=1, cold_rounds=EVERY_ROUND, **self.length(setup))
 
@@ -47,16 +49,20 @@ class Ladder(Study):
         totals = [row.factor_baseline for row in rows if row.factor_baseline]
         if not totals:
             return None
-        finding, first = "One more technique at a time", rows[0].run.number
+        finding = "One more technique at a time"
         if any(row.significance == "faster" for row in rows):
-            since = f" than after technique {first}" if first else ""
-            finding = f"{totals[-1]:.1f}× faster{since}"
+            finding = f"{totals[-1]:.1f}× faster"
+            first = rows[0].run.number
+            if first:
+                finding += f" than after technique {first}"
         return waterfall.machine_picture(f"{finding}: {place_of(measured)}", rows)
 
 
 def speed_with_range(row: Row) -> str:
-    values = spread(row.speeds)
-    return fmt(row.tok_per_sec, ",.0f") + (f" ({values})" if values else "")
+    speed, values = fmt(row.tok_per_sec, ",.0f"), spread(row.speeds)
+    if values:
+        speed += f" ({values})"
+    return speed
 
 
 def significance_text(row: Row) -> str:
