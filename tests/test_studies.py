@@ -287,6 +287,25 @@ def test_ladder_picture(tmp_path):
     assert study.picture(measured, rows_of(measured)) is None
 
 
+@pytest.mark.parametrize(
+    ("speeds", "is_claimed"), [((120.0, 150.0), True), ((120.0, 60.0), False), ((80.0, 99.0), False)]
+)
+def test_a_ladder_that_ends_below_its_baseline_claims_no_speedup(tmp_path, speeds, is_claimed):
+    """Though a technique of it is significantly faster than the one before."""
+
+    def ends_at(plan: Plan) -> list[dict]:
+        return [
+            run
+            for row, speed, noise in zip(plan.runs, (100.0, *speeds), (1, 1.01, 0.99), strict=True)
+            for run in rounds_of(row.name, speed, noise * speed, speed)
+        ]
+
+    measured, rows = measure(tmp_path, "ladder", "--techniques 0,2,3", runs_of=ends_at)
+    assert "faster" in {row.significance for row in rows}
+    texts = shown(STUDIES["ladder"].picture(measured, rows))
+    assert any("× faster" in text for text in texts) is is_claimed
+
+
 def test_groups_of_variants(tmp_path):
     """02's are compared with 02; Trainer has 01's batch, and what the machine has units for."""
     for group, base in (("ddp", "02"), ("parallel", "02"), ("checkpoint", "01")):
@@ -627,6 +646,19 @@ def test_scaling(tmp_path):
     assert cells["02, 2 processes"]["95 %"] == f"{low:.0%}–{high:.0%}" and low < 0.826 < high
     assert "for 4 A100s: 74%" in text_of(STUDIES["scaling"], measured)
     assert cells["02, 2 processes"]["efficiency"] == "82.6%" and cells["01"]["95 %"] == ""
+
+
+def test_without_01_nothing_tells_the_efficiency_of_02(tmp_path):
+    """Of which one process alone would else have 100 %, and two 50 %."""
+
+    def without_01(plan: Plan) -> list[dict]:
+        failed, *others = plan.runs
+        return [dict(name=failed.name, error="it broke"), *(dict(name=run.name) for run in others)]
+
+    measured, rows = measure(tmp_path, "scaling", "1,2", runs_of=without_01)
+    cells = cells_of(text_of(STUDIES["scaling"], measured))
+    assert cells["02, 2 processes"]["per process"] == "50"
+    assert all("efficiency" not in own for own in cells.values())
 
 
 def test_kinds_of_operations():

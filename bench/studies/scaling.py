@@ -20,9 +20,11 @@ def speed_per_process(row: Row) -> str:
 
 
 def efficiency_of(row: Row) -> float | None:
-    """Returns the speed of each process as a share of that of 01: the mean over the rounds."""
-    factor = row.factor if row.reference else 1.0
-    return ratio(factor, row.run.processes) if row.speeds else None
+    """Returns the speed of each process as a share of that of 01: the mean over the rounds; None
+    where one of the two has no figures."""
+    if row.baseline:
+        return ratio(row.factor, row.run.processes)
+    return 1.0 if row.speeds else None
 
 
 def interval_of(row: Row) -> str:
