@@ -288,7 +288,8 @@ def test_ladder_picture(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("speeds", "is_claimed"), [((120.0, 150.0), True), ((120.0, 60.0), False), ((80.0, 99.0), False)]
+    ("speeds", "is_claimed"),
+    [((120.0, 150.0), True), ((120.0, 60.0), False), ((80.0, 99.0), False)],
 )
 def test_a_ladder_that_ends_below_its_baseline_claims_no_speedup(tmp_path, speeds, is_claimed):
     """Though a technique of it is significantly faster than the one before."""
@@ -530,6 +531,36 @@ def test_a_script_without_00_beside_it_has_no_factor(stage_runs):
         "20.2%",
         "7.000",
     ]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "environment", "differs"),
+    [
+        (None, dict(torch="2.14"), ", PyTorch 2.14"),
+        (None, dict(threads=1), ", 1 thread"),
+        (None, dict(torch="2.14", threads=1), ", PyTorch 2.14, 1 thread"),
+        (None, {}, ""),
+        (H100, dict(torch="2.14"), ", PyTorch 2.14"),
+        (H100, dict(threads=1), ""),  # of the host
+    ],
+)
+def test_runs_of_another_pytorch_or_other_threads_are_not_compared(
+    tmp_path, gpu, environment, differs
+):
+    """But ranks have a share of the threads each."""
+    usual = dict(torch="2.13", gpu=gpu, cpu="Some CPU", threads=2)
+    write_record(tmp_path, FIRST, speed=1000.0, gpu=gpu, start=dict(environment=usual))
+    other = dict(environment=usual | environment)
+    write_record(tmp_path, LAST, speed=4000.0, gpu=gpu, start=other)
+    ranks = dict(gpu=gpu, config=dict(world_size=2), steps=6)
+    start = dict(environment=usual | dict(threads=1))
+    write_record(tmp_path, DDP, speed=6000.0, start=start, **ranks)
+    factors = {script: cells[3] for (_, script), cells in latest_in(tmp_path).items()}
+    assert factors == {
+        "00 original, batch 4": "1.00",
+        f"01 optimized, batch 4{differs}": "n/a" if differs else "4.00",
+        "02 DDP × 2, batch 4": "6.00",
+    }
 
 
 def test_other_scripts_runs_are_left_out(stage_runs):

@@ -155,22 +155,38 @@ def published_record(stage: str, source: dict, figures: Published) -> Record:
 
 
 def side_by_side(records: dict[str, Record]) -> Measurement:
-    """Returns one record of each script as a measurement, in which each is compared to 00. Where
-    they differ in length, and losses can't be compared, their labels have the tokens."""
+    """Returns one record of each script as a measurement, in which each is compared to 00, unless
+    it ran in another way. Where they differ in length, and losses can't be compared, their labels
+    have the tokens."""
     tokens = [tokens_of(record) for record in records.values()]
     differ = max(tokens) > 1.5 * min(tokens)
-    base = "00" if "00" in records else None
-    runs = [
-        Run(
+    base = records.get("00")
+    runs = []
+    for stage, record in sorted(records.items()):
+        differences = differences_between(record, base) if base else []
+        label = ", ".join([label_of(stage, record, with_tokens=differ), *differences])
+        is_compared = base and stage != "00" and not differences
+        run = Run(
             stage,
-            label_of(stage, record, with_tokens=differ),
+            label,
             processes=record.config["world_size"],
-            compared_to=base if stage != base else None,
+            compared_to="00" if is_compared else None,
         )
-        for stage, record in sorted(records.items())
-    ]
+        runs.append(run)
     results = [result_of(stage, record) for stage, record in sorted(records.items())]
     return Measurement(Plan(runs), results, study="stages")
+
+
+def differences_between(record: Record, base: Record) -> list[str]:
+    """Returns what keeps a run from being compared to another one: its PyTorch and, on a CPU, its
+    threads, of which each of several ranks has a share."""
+    own, other = record.environment, base.environment
+    words = {"torch": f"PyTorch {own.get('torch')}"}
+    if record.config["device"] == "cpu" and record.config["world_size"] == 1:
+        words["threads"] = counted(own.get("threads") or 0, "thread")
+    # Older records don't tell their threads.
+    known = [name for name in words if None not in (own.get(name), other.get(name))]
+    return [words[name] for name in known if own[name] != other[name]]
 
 
 def result_of(stage: str, record: Record) -> Result:
