@@ -287,6 +287,26 @@ def test_ladder_picture(tmp_path):
     assert study.picture(measured, rows_of(measured)) is None
 
 
+@pytest.mark.parametrize(
+    ("speeds", "is_claimed"),
+    [((120.0, 150.0), True), ((120.0, 60.0), False), ((80.0, 99.0), False)],
+)
+def test_a_ladder_that_ends_below_its_baseline_claims_no_speedup(tmp_path, speeds, is_claimed):
+    """Though a technique of it is significantly faster than the one before."""
+
+    def ends_at(plan: Plan) -> list[dict]:
+        return [
+            run
+            for row, speed, noise in zip(plan.runs, (100.0, *speeds), (1, 1.01, 0.99), strict=True)
+            for run in rounds_of(row.name, speed, noise * speed, speed)
+        ]
+
+    measured, rows = measure(tmp_path, "ladder", "--techniques 0,2,3", runs_of=ends_at)
+    assert "faster" in {row.significance for row in rows}
+    texts = shown(STUDIES["ladder"].picture(measured, rows))
+    assert any("× faster" in text for text in texts) is is_claimed
+
+
 def test_groups_of_variants(tmp_path):
     """02's are compared with 02; Trainer has 01's batch, and what the machine has units for."""
     for group, base in (("ddp", "02"), ("parallel", "02"), ("checkpoint", "01")):
@@ -510,6 +530,36 @@ def test_a_script_without_00_beside_it_has_no_factor(stage_runs):
     ]
 
 
+@pytest.mark.parametrize(
+    ("gpu", "environment", "differs"),
+    [
+        (None, dict(torch="2.14"), ", PyTorch 2.14"),
+        (None, dict(threads=1), ", 1 thread"),
+        (None, dict(torch="2.14", threads=1), ", PyTorch 2.14, 1 thread"),
+        (None, {}, ""),
+        (H100, dict(torch="2.14"), ", PyTorch 2.14"),
+        (H100, dict(threads=1), ""),  # of the host
+    ],
+)
+def test_runs_of_another_pytorch_or_other_threads_are_not_compared(
+    tmp_path, gpu, environment, differs
+):
+    """But ranks have a share of the threads each."""
+    usual = dict(torch="2.13", gpu=gpu, cpu="Some CPU", threads=2)
+    write_record(tmp_path, FIRST, speed=1000.0, gpu=gpu, start=dict(environment=usual))
+    other = dict(environment=usual | environment)
+    write_record(tmp_path, LAST, speed=4000.0, gpu=gpu, start=other)
+    ranks = dict(gpu=gpu, config=dict(world_size=2), steps=6)
+    start = dict(environment=usual | dict(threads=1))
+    write_record(tmp_path, DDP, speed=6000.0, start=start, **ranks)
+    factors = {script: cells[3] for (_, script), cells in latest_in(tmp_path).items()}
+    assert factors == {
+        "00 original, batch 4": "1.00",
+        f"01 optimized, batch 4{differs}": "n/a" if differs else "4.00",
+        "02 DDP × 2, batch 4": "6.00",
+    }
+
+
 def test_other_scripts_runs_are_left_out(stage_runs):
     """Those of a technique, and older ones of 01 with a variant."""
     before = latest_in(stage_runs)
@@ -635,6 +685,19 @@ def test_no_efficiency_without_01(tmp_path):
     write_journal(tmp_path, "scaling", plan, runs)
     ((_, rows),) = newest_in(tmp_path, "scaling")
     assert [efficiency_of(row) for row in rows] == [None, None, None]
+
+
+def test_without_01_nothing_tells_the_efficiency_of_02(tmp_path):
+    """Of which one process alone would else have 100 %, and two 50 %."""
+
+    def without_01(plan: Plan) -> list[dict]:
+        failed, *others = plan.runs
+        return [dict(name=failed.name, error="it broke"), *(dict(name=run.name) for run in others)]
+
+    measured, rows = measure(tmp_path, "scaling", "1,2", runs_of=without_01)
+    cells = cells_of(text_of(STUDIES["scaling"], measured))
+    assert cells["02, 2 processes"]["per process"] == "50"
+    assert all("efficiency" not in own for own in cells.values())
 
 
 def test_kinds_of_operations():

@@ -13,7 +13,7 @@ from bench.catalogue import Run, technique_names
 from bench.commands import Command
 from bench.common import DAMAGE, REFERENCE, relative
 from bench.measure.journal import Measurement, locked
-from bench.measure.machine import read_look
+from bench.measure.machine import foreign_measurement, read_look
 from bench.report.notes import machine_note, provenance
 from bench.report.page import write_page
 from bench.report.tables import INTERVAL, credited
@@ -211,8 +211,8 @@ def copy_results(results: Path, target: Path) -> None:
 
 def what_is_missing(results: Path) -> list[str]:
     """Returns what results lack before others may quote them, and how to get it."""
-    page = results / "report.md"
-    if page.is_symlink() or not page.is_file() or not read_look(results):
+    page, look = results / "report.md", read_look(results)
+    if page.is_symlink() or not page.is_file() or not look:
         return ["no report: make report"]
     missing = []
     if "\nNot finished: " in page.read_text(encoding="utf-8", errors="replace"):
@@ -222,6 +222,9 @@ def what_is_missing(results: Path) -> list[str]:
     for study in ENOUGH:
         for measured, rows in newest_in(results, study):
             missing += [f"{study}: {fault}" for fault in faults_of(measured, rows)]
+    foreign = foreign_measurement(results, look["machine"])
+    if foreign:
+        missing.append(foreign)
     return missing
 
 

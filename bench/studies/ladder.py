@@ -1,6 +1,7 @@
 """One technique more at a time."""
 
 from bench.analysis.rows import Row, printed
+from bench.analysis.totals import last_with_total
 from bench.catalogue import chained
 from bench.measure.plan import EVERY_ROUND, Plan
 from bench.report import waterfall
@@ -45,13 +46,15 @@ class Ladder(Study):
         return {"ladder": [Table(columns, printed(rows))]}
 
     def picture(self, measured, rows):
-        """Returns None without a baseline. The title claims nothing that isn't significant."""
-        totals = [row.factor_baseline for row in rows if row.factor_baseline]
-        if not totals:
+        """Returns None without a baseline. The title claims nothing that isn't significant, and no
+        speedup where the last script may be slower than the first."""
+        last = last_with_total(rows)
+        if not last:
             return None
         finding = "One more technique at a time"
-        if any(row.significance == "faster" for row in rows):
-            finding = f"{totals[-1]:.1f}× faster"
+        least, _ = last.speedup_over(last.baseline).interval or (0, 0)
+        if least > 1 and any(row.significance == "faster" for row in rows):
+            finding = f"{last.factor_baseline:.1f}× faster"
             first = rows[0].run.number
             if first:
                 finding += f" than after technique {first}"

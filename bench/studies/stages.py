@@ -153,19 +153,34 @@ def published_record(stage: str, source: dict, figures: Published) -> Record:
 
 
 def side_by_side(records: dict[str, Record]) -> Measurement:
-    """Returns one record of each script as a measurement, in which each is compared to 00. Where
-    they differ in length, and losses can't be compared, their labels have the tokens."""
+    """Returns one record of each script as a measurement, in which each is compared to 00, unless
+    it ran in another way. Where they differ in length, and losses can't be compared, their labels
+    have the tokens."""
     tokens = [tokens_of(record) for record in records.values()]
     differ = max(tokens) > 1.5 * min(tokens)
+    base = records.get("00")
     runs, results = [], []
     for stage, record in sorted(records.items()):
-        label = label_of(stage, record, with_tokens=differ)
+        differences = differences_between(record, base) if base else []
+        label = ", ".join([label_of(stage, record, with_tokens=differ), *differences])
         run = Run(stage, label, processes=record.config["world_size"])
-        if stage != "00" and "00" in records:
+        if base and stage != "00" and not differences:
             run = run.replace(compared_to="00")
         runs.append(run)
         results.append(result_of(stage, record))
     return Measurement(Plan(runs), results, study="stages")
+
+
+def differences_between(record: Record, base: Record) -> list[str]:
+    """Returns what keeps a run from being compared to another one: its PyTorch and, on a CPU, its
+    threads, of which each of several ranks has a share."""
+    own, other = record.environment, base.environment
+    words = {"torch": f"PyTorch {own.get('torch')}"}
+    if record.config["device"] == "cpu" and record.config["world_size"] == 1:
+        words["threads"] = counted(own.get("threads") or 0, "thread")
+    # Older records don't tell their threads.
+    known = [name for name in words if None not in (own.get(name), other.get(name))]
+    return [words[name] for name in known if own[name] != other[name]]
 
 
 def result_of(stage: str, record: Record) -> Result:
