@@ -30,13 +30,14 @@ def ask(
     command: Sequence[str | Path],
     environment: dict[str, str] | None = None,
     seconds: float = ANSWER_SECONDS,
+    python: str | Path = sys.executable,
 ) -> str:
-    """Returns what Python prints for a script or module of this repository with these variables
+    """Returns what a Python prints for a script or module of this repository with these variables
     besides, within so many seconds. Raises UserError."""
     words = shlex.join(map(relative, command))
     try:
         code, out, err = children.run_child(
-            [sys.executable, *command], cwd=ROOT, timeout=seconds, environment=environment
+            [python, *command], cwd=ROOT, timeout=seconds, environment=environment
         )
     except subprocess.TimeoutExpired:
         raise UserError(f"{words} gave no answer within {seconds:g} s")
@@ -45,9 +46,10 @@ def ask(
     return out
 
 
-def ask_machine(question: str) -> Any:
-    """Returns the answer of bench.measure.environment to one of its questions. Raises UserError."""
-    answer = ask(["-m", "bench.measure.environment", question])
+def ask_machine(question: str, python: str | Path = sys.executable) -> Any:
+    """Returns the answer of bench.measure.environment, in the environment of a Python, to one of
+    its questions. Raises UserError."""
+    answer = ask(["-m", "bench.measure.environment", question], python=python)
     return json.loads(answer.splitlines()[-1])
 
 

@@ -288,7 +288,8 @@ def dry_run(study: Measurable, setup: Setup, rounds: int | None, resume: Resume)
         elif own:
             length = runner.lengths[run.name]
             command = command_of(study, own[0], setup, length, BUILD / "scratch")
-            print(f"{counted(len(own), 'run')}: {as_typed(command)}")
+            typed = as_typed(command, run.python or "python")
+            print(f"{counted(len(own), 'run')}: {typed}")
     later, seconds = sizing.estimate_later(study, setup, first, rounds, peak)
     left = runner.seconds_of(jobs, seconds)
     print(f"{len(jobs) + later} runs, {f'about {in_words(left)}' if peak else 'no estimate yet'}")

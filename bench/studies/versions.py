@@ -1,0 +1,192 @@
+"""00 and 01 in several environments, each with a PyTorch and a Python of its own."""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+
+from bench import processes
+from bench.analysis.rows import Row, median_known
+from bench.catalogue import Run
+from bench.measure.plan import Plan, Setup
+from bench.report.notes import machine_note, peak_note, speedup_note
+from bench.report.tables import GB, INTERVAL, LOSS, RANGE, RUN, SPEED_OR_ERROR, factor_text
+from bench.studies import Study
+from bench.studies.gradients import Gradients, as_checked
+from gpt_speed.common import UserError
+from gpt_speed.tables import Column, Table, fmt, num_col, text_col
+
+CHECK = "gradients"  # the kind of the plan that comes before the one of the speeds
+OLDEST_TORCH = 2, 5  # that has all of what the check of gradients needs
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A Python, and the PyTorch that it imports."""
+
+    python: Path
+    torch: str
+    version: str  # of the Python
+    device: str  # "cuda" or "cpu"
+
+    @property
+    def label(self) -> str:
+        return f"PyTorch {self.torch}, Python {self.version}"
+
+    @property
+    def name(self) -> str:
+        """The label, as a part of a file's name."""
+        return re.sub(r"[^\w.]+", "-", self.label).lower()
+
+    def run(self, run: Run, before: "Environment | None") -> Run:
+        """Returns the run of a script in this environment, compared to that in the one before."""
+        return run.replace(
+            name=f"{run.name}-{self.name}",
+            label=f"{run.label}, {self.label}",
+            compared_to=f"{run.name}-{before.name}" if before else None,
+            published=None,
+            python=self.python,
+            facts=dict(torch=self.torch, python=self.version),
+        )
+
+
+class Versions(Study):
+    """Train 00 and 01 in several environments, to compare their PyTorch.
+
+    The gradients of 01 are checked in each of them first. Each needs requirements.txt but for
+    its versions, and Python 3.11 or newer."""
+
+    title = "PyTorch by version"
+    position = 150
+    report_options = ()  # it needs environments, and is only shown
+
+    def options(self, parser):
+        parser.add_argument(
+            "--python",
+            metavar="ENV",
+            action="append",
+            required=True,
+            help="an environment: its folder, or its Python; repeat it for each one",
+        )
+
+    def plans(self, setup):
+        yield from both_plans(self, setup)
+
+    def later(self, setup, plan):
+        check, training = both_plans(self, setup)
+        return [training] if plan.kind == check.kind else []
+
+    def driver(self, setup, run):
+        return Gradients().driver(setup, run) if is_check(run) else []
+
+    def summary(self, record, plan):
+        kind = Gradients() if plan.kind == CHECK else super()
+        return kind.summary(record, plan)
+
+    def has_failed(self, measured):
+        kind = Gradients() if measured.kind == CHECK else super()
+        return kind.has_failed(measured)
+
+    def tables(self, measured, rows):
+        if measured.kind == CHECK:
+            return Gradients().tables(measured, rows)
+        columns = [
+            RUN,
+            text_col("type", "record.precision"),
+            SPEED_OR_ERROR,
+            RANGE,
+            Column("speedup", factor_text),
+            INTERVAL,
+            num_col("first step s", "record.first_step_seconds", ".1f"),
+            Column("again", lambda row: fmt(warm_first_step(row), ".1f")),
+            GB,
+            LOSS,
+        ]
+        return [Table(columns, rows)]
+
+    def notes(self, measured, rows):
+        if measured.kind == CHECK:
+            return [machine_note(measured, rows)]
+        return [
+            f"{machine_note(measured, rows)} {peak_note(measured.peak)}",
+            f"{speedup_note(rows)} *First step*: cold, with all to compile; *again*: the median of"
+            " the rounds that found it compiled.",
+        ]
+
+
+def both_plans(study: Study, setup: Setup) -> Iterator[Plan]:
+    """Yields the check of gradients, then the training. Raises UserError, StackError."""
+    environments = environments_of(setup.args.python, setup.device)
+    plain, fast = setup.scripts.stage("00"), setup.scripts.stage("01")
+    checked = as_checked(fast).replace(name=f"{CHECK}-{fast.name}")
+    checks = [environment.run(checked, None) for environment in environments]
+    yield Plan(checks, CHECK, rounds=1, full_length=True, cold_rounds=1)
+    first = environments[0]
+    runs = [
+        environment.run(script, first if environment is not first else None)
+        for script in (plain, fast)
+        for environment in environments
+    ]
+    yield Plan(runs, **study.length(setup))
+
+
+def is_check(run: Run) -> bool:
+    return run.name.startswith(CHECK)
+
+
+def warm_first_step(row: Row) -> float | None:
+    """Returns the median seconds of a first step in the rounds that found its script compiled."""
+    return median_known(
+        training.record.first_step_seconds
+        for number, training in row.by_round.items()
+        if number not in row.compiling_rounds
+    )
+
+
+def environments_of(names: list[str], device: str) -> list[Environment]:
+    """Returns the environments that were named, which train on a device. Raises UserError for one
+    that can't, and for one that is named twice."""
+    environments = [environment_of(name) for name in names]
+    for name, environment in zip(names, environments, strict=True):
+        if environment.device != device:
+            raise UserError(
+                f"--python {name}: {environment.label} trains on {environment.device}, not on"
+                f" {device}",
+                2,
+            )
+    for one, other in combinations(environments, 2):
+        if one.label == other.label:
+            raise UserError(f"--python: two environments have {one.label}: name one of them", 2)
+    return environments
+
+
+@cache
+def environment_of(name: str) -> Environment:
+    """Returns the environment that a folder or a Python is of. Raises UserError where the scripts
+    can't train there."""
+    python = python_of(name)
+    try:
+        machine = processes.ask_machine("this_machine", python)
+    except UserError as reason:
+        raise UserError(f"--python {name}: {reason}", 2)
+    except (OSError, LookupError, ValueError):
+        raise UserError(f"--python {name}: {python} is no Python", 2)
+    torch = machine["torch"]
+    if tuple(map(int, re.findall(r"\d+", torch)[:2])) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise UserError(f"--python {name}: has PyTorch {torch}: it takes {oldest} or newer", 2)
+    return Environment(python, torch, machine["python"], machine["device"])
+
+
+def python_of(name: str) -> Path:
+    """Returns the Python of a folder, or that is meant by a path or a command. It isn't resolved,
+    since an environment's Python is a link. Raises UserError where there is none."""
+    own = Path("Scripts", "python.exe") if os.name == "nt" else Path("bin", "python")
+    path = shutil.which(Path(name) / own if Path(name).is_dir() else name)
+    if not path:
+        raise UserError(f"--python {name}: there is no Python", 2)
+    return Path(path).absolute()
