@@ -35,15 +35,24 @@ def ask(
     """Returns what a Python prints for a script or module of this repository with these variables
     besides, within so many seconds. Raises UserError."""
     words = shlex.join(map(relative, command))
-    try:
-        code, out, err = children.run_child(
-            [python, *command], cwd=ROOT, timeout=seconds, environment=environment
-        )
-    except subprocess.TimeoutExpired:
-        raise UserError(f"{words} gave no answer within {seconds:g} s")
+    code, out, err = answer_of([python, *command], words, environment, seconds)
     if code:
         raise UserError(f"{words} failed: {error_line(err)}")
     return out
+
+
+def answer_of(
+    command: Sequence[str | Path],
+    words: str,
+    environment: dict[str, str] | None = None,
+    seconds: float = ANSWER_SECONDS,
+) -> tuple[int, str, str]:
+    """Returns the exit code, stdout and stderr of a command in this repository, which an error
+    calls `words`. Raises UserError where it gives no answer within so many seconds."""
+    try:
+        return children.run_child([*command], ROOT, seconds, environment=environment)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{words} gave no answer within {seconds:g} s")
 
 
 def ask_machine(question: str, python: str | Path = sys.executable) -> Any:
@@ -55,15 +64,14 @@ def ask_machine(question: str, python: str | Path = sys.executable) -> Any:
 
 def git_commit() -> str | None:
     """Returns this repository's commit, with a "+" if files outside results/ have been edited
-    since; None without git, or where this is no clone."""
+    since; None without git, or where this is no clone. Raises UserError where git gives no
+    answer, as on a network's disk that is gone."""
     if not (ROOT / ".git").exists() or not shutil.which("git"):
         return None
-    failed, commit, _ = children.run_child(["git", "rev-parse", "HEAD"], ROOT)
+    failed, commit, _ = answer_of(["git", "rev-parse", "HEAD"], "git rev-parse")
     if failed:
         return None
-    edited, *_ = children.run_child(
-        ["git", "diff", "--quiet", "HEAD", "--", ".", ":!results"], ROOT
-    )
+    edited, *_ = answer_of(["git", "diff", "--quiet", "HEAD", "--", ".", ":!results"], "git diff")
     return f"{commit.strip()}+" if edited else commit.strip()
 
 

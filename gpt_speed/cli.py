@@ -138,7 +138,7 @@ def audited(
     cards = named(args.gpu) if args.gpu else []
     python = python_of(args)
     timed, watched = audit(command, args.minutes, python)
-    if int(os.environ.get("RANK", 0)):
+    if int(os.environ.get("RANK") or 0):
         return None
     return result_of(command, timed, watched, machine_of(python, timed), sessions, cards)
 
@@ -152,7 +152,8 @@ def result_of(
     cards: Iterable[str] = (),
 ) -> dict:
     """Returns an audit, with what the techniques gained in the sessions on our model."""
-    step = Step(watched | machine | dict(system=timed["system"]))
+    undisturbed = {name: timed[name] for name in ("system", "updating")}
+    step = Step(watched | machine | undisturbed)
     gains, gains_from = gains_on(machine | dict(device=step.device), sessions)
     names = technique_names()
     return render.audit_of(command, step, timed, machine, names, gains, gains_from, [*cards])

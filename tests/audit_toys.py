@@ -61,6 +61,13 @@ class Fast(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+class Dropping(Fast):
+    """With dropout, for which PyTorch has no kernel on CPUs."""
+
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=0.1)
+
+
 class StoredMask(Fast):
     def __init__(self):
         super().__init__()
@@ -230,6 +237,22 @@ class Linear(Apart):
         return q.softmax(-1) @ (k.softmax(-2).mT @ v)
 
 
+class Deep(nn.Module):
+    """Two layers by hand, as BERT-pytorch has them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleList(nn.Linear(C, C) for _ in range(3)) for _ in range(2)
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            q, k, v = (part(x).unflatten(-1, (-1, T)).transpose(1, 2) for part in layer)
+            x = x + joined(F.softmax(q @ k.mT, -1) @ v)
+        return x
+
+
 class Norm(nn.Module):
     """Divides by the standard deviation or the mean square, or is PyTorch's RMSNorm."""
 
@@ -394,10 +417,21 @@ def scripted():
     train(model, lambda ids, targets: loss_of(plain(model(ids)), targets))
 
 
-def square():
+def square(attention=ByHand):
     """As many texts as tokens in each, so that activations have the sizes of scores."""
-    model = Net(ByHand())
+    model = Net(attention())
     train(model, lambda *_: model(*(torch.randint(0, V, (T, T)) for _ in range(2))))
+
+
+def large():
+    """More tokens than a chunk has."""
+    model = Net()
+    train(model, lambda *_: model(*(torch.randint(0, V, (80, T)) for _ in range(2))))
+
+
+def square_heads():
+    """Heads as wide as a text is long, too."""
+    square(Deep)
 
 
 def checkpointed():
@@ -410,6 +444,50 @@ def checkpointed():
             model.head(checkpoint(model.hidden, ids, use_reentrant=False)), targets
         ),
     )
+
+
+class Dropped(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.GELU(), nn.Dropout(0.1))
+
+
+def forgetful(use_reentrant=False, preserve_rng_state=False):
+    """Dropout whose masks aren't those of the forward pass when it is computed again."""
+    from torch.utils.checkpoint import checkpoint
+
+    model = Net(activation=Dropped())
+    how = dict(use_reentrant=use_reentrant, preserve_rng_state=preserve_rng_state)
+
+    def step(ids, targets):
+        x = model.norm(model.tokens(ids))
+        return loss_of(model.head(checkpoint(model.activation, x, **how)), targets)
+
+    train(model, step)
+
+
+def forgetful_reentrant():
+    forgetful(use_reentrant=True)
+
+
+def remembering():
+    forgetful(preserve_rng_state=True)
+
+
+def memory_budget():
+    import torch._functorch.config
+
+    torch._functorch.config.activation_memory_budget = 0.5
+    train(torch.compile(Net(activation=Dropped())))
+
+
+@torch.jit.script
+def scripted_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class ScriptedAttention(Fast):
+    def attend(self, q, k, v):
+        return scripted_attention(q, k, v)
 
 
 class TiledLoss(torch.autograd.Function):
@@ -434,6 +512,60 @@ def tiled_head():
         model,
         lambda ids, targets: TiledLoss.apply(model.hidden(ids), model.head.weight, targets),
     )
+
+
+def tiles():
+    """As TRL and DeepSpeed have it."""
+    model = Net(norm=Norm("rms"))
+
+    def step(ids, targets):
+        pairs = zip(model.hidden(ids).chunk(2), targets.chunk(2), strict=True)
+        return sum(TiledLoss.apply(x, model.head.weight, target) for x, target in pairs)
+
+    train(model, step)
+
+
+class Labelled(nn.Module):
+    """An image's patches with the embedding of its class, as fast-DiT has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches, self.labels, self.norm = nn.Linear(C, C), nn.Embedding(V, C), nn.LayerNorm(C)
+        self.attention, self.last = Fast(), nn.Linear(C, C)
+
+    def forward(self, patches, labels):
+        x = self.patches(patches) + self.labels(labels)[:, None]
+        return self.last(x + self.attention(self.norm(x)))
+
+
+def labels():
+    """Those that a model is given."""
+    model = Labelled()
+    x = torch.randn(B, T, C)
+    train(model, lambda *_: F.mse_loss(model(x, torch.randint(0, V, (B,))), x))
+
+
+def uneven_labels():
+    """Those that it is to find, in micro-batches of unequal size."""
+    model = nn.Sequential(nn.Linear(C, C), nn.ReLU(), nn.Linear(C, V))
+    optimizer = torch.optim.SGD(model.parameters(), fused=True)
+    for _ in range(4):
+        for size in (4, 12):
+            x, targets = torch.randn(size, C), torch.randint(0, V, (size,))
+            (F.cross_entropy(model(x), targets) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def packed():
+    """A row of tokens, without a dimension for the batch."""
+    model = Net()
+
+    def step(ids, targets):
+        x = model.tokens(ids[0])[None]
+        return loss_of(model.head(x + model.attention(model.norm(x))), targets[:1])
+
+    train(model, step)
 
 
 def chunks():
@@ -627,6 +759,17 @@ def pieces():
     del last
 
 
+def sleeps():
+    """It waits for something between its steps."""
+
+    def step(*arguments):
+        time.sleep(0.1)
+        return model(*arguments)
+
+    model = Net()
+    train(model, step, steps=12)
+
+
 def catches_all():
     """It trains on after whatever is raised, and saves."""
     model = Net()
@@ -644,6 +787,7 @@ def thread():
 
 TOYS = dict(
     fast=of(),
+    safe_softmax=of(attention=Dropping),
     stored_mask=of(attention=StoredMask),
     by_hand=of(attention=ByHand),
     assigned=of(attention=Assigned),
@@ -658,6 +802,7 @@ TOYS = dict(
     exponentials=of(attention=Exponentials),
     apart=of(attention=Apart),
     cross=of(attention=Cross),
+    scripted_attention=of(attention=ScriptedAttention),
     multihead=of(attention=Multihead),
     masked_multihead=of(attention=MaskedMultihead),
     linear=of(attention=Linear),

@@ -1,10 +1,13 @@
 """measure.py audit: what a script lacks, by the ladder's scripts and by toys."""
 
 import json
+import math
 import os
+import random
 import shutil
 import subprocess
 import sys
+import warnings
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -15,18 +18,20 @@ from conftest import ROOT, environment, run_python, small, write_tokens
 from made_up import copy_of_checkout
 
 from bench.commands.audit import Audit
+from bench.measure.journal import locked
 from bench.predict.store import run_traces
 from bench.report.page import write_html
 from gpt_speed import cli
-from gpt_speed.audit import render
+from gpt_speed.audit import marks, render
 from gpt_speed.audit.checks import CANT_TELL, HAS, LACKS, NO_HARDWARE, NOT_HERE, check
 from gpt_speed.audit.other_gpus import work_of
-from gpt_speed.audit.run import audit
+from gpt_speed.audit.run import audit, watch_order
 from gpt_speed.audit.step import Step
+from gpt_speed.audit.watch import Recording, Watch, WatchedOp
 from gpt_speed.cards import CARDS
 from gpt_speed.cli import machine_of, page_name, page_of, result_of
 from gpt_speed.common import UserError
-from gpt_speed.gains import OUR_SHARES, expected, gains_on, reference_sessions
+from gpt_speed.gains import OUR_SHARES, Session, expected, gains_on, reference_sessions
 from gpt_speed.speed import seconds
 from patches import stack
 
@@ -45,10 +50,10 @@ TECHNIQUES = [patch.name for patch in stack.load() if patch.name != "ddp"]
 UNSEEN_ON_CPU = {"02-tensor-cores", "04-pinned-memory", "05-bfloat16", "10-batch-size"}
 
 
-def watch(folder, *command, key=0, **options) -> dict:
+def watch(folder, *command, key=0, steps=1, **options) -> dict:
     """Returns the report of the watched step of a script."""
     report = folder / "report.json"
-    order = dict(mode="watch", report=str(report), key=key, watched=2)
+    order = dict(mode="watch", report=str(report), key=key, skipped=2, steps=steps)
     done = run_python(CHILD, json.dumps(order), *command, **options)
     assert report.exists(), done.stderr
     facts = json.loads(report.read_text())
@@ -232,9 +237,13 @@ LACKING = dict(
     apart=PLAIN | {11},
     cross=PLAIN,
     multihead=PLAIN | {7},
+    scripted_attention=PLAIN,
     masked_multihead=PLAIN | {1, 7},
     linear=PLAIN,
     tiled_head=PLAIN,
+    tiles=(PLAIN | {6}) - {14},
+    labels=PLAIN - NO_HEAD,
+    packed=PLAIN,
     std_norm=PLAIN | {6},
     rms_norm=PLAIN | {6},
     own_rms_norm=PLAIN,
@@ -252,6 +261,7 @@ LACKING = dict(
     compiled_in_part=PLAIN - {8},
     checkpointed=PLAIN | {1, 7},
     square=PLAIN | {1, 7},
+    square_heads=PLAIN | {7, 11},
     scripted=PLAIN,
     chunks=PLAIN - {14},
     distributed=PLAIN,
@@ -311,6 +321,20 @@ def test_masks_that_are_hard_to_see(tmp_path):
     assert state(toy("lower", tmp_path), "01-causal-mask") == HAS
     finding = check(Step(toy("capped", tmp_path)))["07-flash-attention"]
     assert finding.evidence.startswith("tanh between scores and values")
+
+
+def test_calls_of_attention_are_counted(tmp_path):
+    """Where a projection has the sizes of what mixes heads, none is lost."""
+    findings = check(Step(toy("square_heads", tmp_path)))
+    for technique in ("07-flash-attention", "11-merged-qkv"):
+        assert findings[technique].evidence.startswith("2 calls of attention")
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("labels", 0), ("packed", 16), ("fast", 32)])
+def test_labels_are_no_tokens(tmp_path, name, tokens):
+    facts = toy(name, tmp_path)
+    assert report_of(facts, tmp_path)["figures"]["tokens"] == tokens
+    assert (state(facts, "14-chunked-head") == NOT_HERE) == (tokens == 0)
 
 
 @pytest.mark.slow
@@ -410,6 +434,64 @@ def test_notes_of_what_is_read_back_and_averaged(tmp_path):
     assert note.startswith("1 value read back")
     (note,) = report_of(toy("uneven", tmp_path), tmp_path)["notes"]
     assert "each of 2 micro-batches of unequal size (8 to 24 tokens)" in note
+    (note,) = report_of(toy("uneven_labels", tmp_path), tmp_path)["notes"]
+    assert "each of 2 micro-batches of unequal size (4 to 12 samples)" in note
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("forgetful", "preserve_rng_state=False, audit_toys.py:"),
+        ("forgetful_reentrant", "preserve_rng_state=False, audit_toys.py:"),
+        ("memory_budget", "activation_memory_budget of 0.5, audit_toys.py:"),
+        ("remembering", ""),
+    ],
+)
+def test_masks_that_differ_in_the_backward_pass(tmp_path, name, cause):
+    notes = report_of(toy(name, tmp_path), tmp_path)["notes"]
+    assert len(notes) == bool(cause) and all(cause in note for note in notes)
+
+
+@pytest.mark.parametrize(("capability", "is_slow"), [("7.5", True), ("8.0", False)])
+def test_bfloat16_without_units_for_it(ladder, tmp_path, capability, is_slow):
+    """On a GPU, where PyTorch says that it is supported."""
+    facts = on_gpu(ladder(5, "--dtype", "bfloat16")) | dict(capability=capability)
+    notes = [note for note in report_of(facts, tmp_path)["notes"] if "in bfloat16" in note]
+    assert [note.startswith("100% of the FLOPs") for note in notes] == [True] * is_slow
+    assert state(facts, "05-bfloat16") == (NO_HARDWARE if is_slow else HAS)
+
+
+def test_the_kernel_of_attention(tmp_path):
+    """Where no fused one runs on a GPU, that is as slow as attention by hand, and has a reason."""
+    facts = on_gpu(toy("fast", tmp_path))
+    assert "flash_attention" in check(Step(facts))["07-flash-attention"].evidence
+    slow = toy("safe_softmax", tmp_path)
+    assert state(slow, "07-flash-attention") == HAS  # on a CPU, as everybody has it there
+    finding = check(Step(on_gpu(slow)))["07-flash-attention"]
+    assert finding.state == LACKS and "math kernel: why isn't known" in finding.evidence
+    for op in slow["ops"]:
+        if op["name"] == "_safe_softmax":
+            op["scalars"]["not_fused"] = dict(flash=["no mask."], efficient=[])
+    finding = check(Step(on_gpu(slow)))["07-flash-attention"]
+    assert finding.evidence.endswith("math kernel: flash: no mask.; efficient: not available")
+
+
+class OnGpu:
+    is_cuda = True
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_what_pytorch_says_against_a_fused_kernel(monkeypatch, fused):
+    def can_use(params, debug):
+        warnings.warn(f"{len(params)} arguments (Triggered internally at a.cpp:1.)", stacklevel=1)
+        return False
+
+    monkeypatch.setattr(marks.cuda, "SDPAParams", lambda *arguments: arguments)
+    monkeypatch.setattr(marks.cuda, "can_use_flash_attention", can_use)
+    monkeypatch.setattr(marks.cuda, "can_use_efficient_attention", lambda *_: fused)
+    reasons = dict(flash=["7 arguments"], efficient=[])
+    expected = {} if fused else dict(not_fused=reasons)
+    assert marks.of_attention(OnGpu(), OnGpu(), OnGpu(), dropout_p=0.1) == expected
 
 
 def test_accumulation_that_memory_does_not_need(tmp_path):
@@ -430,11 +512,55 @@ def test_pages_of_memory_take_a_share(tmp_path):
     ]
 
 
+def test_pages_that_take_no_time_gain_nothing(tmp_path):
+    facts = toy("fast", tmp_path) | dict(system=0.0, kept=False, huge_pages=False)
+    rows = report_of(facts)["techniques"]
+    assert all(row["expected"] <= 1 for row in rows if row["number"] in (12, 15))
+
+
+@pytest.mark.parametrize(("kept", "bound"), [(False, 4), (True, 1.25)])
+def test_an_update_may_cost_pages_elsewhere(ladder, kept, bound):
+    """Where what it frees goes back to Linux, so that the rest of the step needs new pages."""
+    facts = ladder(0) | dict(updating=0.2, system=0.55, kept=kept)
+    (row,) = [row for row in report_of(facts)["techniques"] if row["number"] == 3]
+    assert row["share"] == 0.2 and row["upper_bound"] == pytest.approx(bound)
+
+
 def test_graph_breaks_have_their_lines(forked_children):
     timed, _ = audit([str(TOYS), "broken_graph"], 4)
     lines = TOYS.read_text().splitlines()
     (place,) = timed["breaks_at"]
     assert "a break" in lines[int(place.removeprefix(f"{TOYS.name}:")) - 1]
+
+
+def test_the_update_is_timed_as_a_whole(tmp_path, forked_children):
+    """Its operators alone take less: Python calls them one by one."""
+    timed, watched = audit([str(TOYS), "fast"], 2)
+    watched |= MACHINE | dict(updating=None)
+    by_operators = check(Step(watched))["03-fused-adamw"].share
+    whole = check(Step(watched | dict(updating=0.7)))["03-fused-adamw"].share
+    assert whole == 0.7 and 0 < by_operators < 1 and 0 < timed["updating"] < 1
+
+
+def test_updates_with_a_closure_are_not_timed(tmp_path):
+    """The passes are within them."""
+    assert toy("closure", tmp_path)["updating"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("fast", "a chunk has 1,024 tokens at least, so it would only cost time"),
+        ("autocast", "cast its input and weight before"),
+        ("large", ""),
+    ],
+)
+def test_what_chunks_need(tmp_path, name, says):
+    (row,) = [
+        row for row in report_of(toy(name, tmp_path), tmp_path)["techniques"] if row["number"] == 14
+    ]
+    assert row["state"] == LACKS and says in row["needs"] and bool(says) == bool(row["needs"])
+    assert (row["expected"] <= 1) == (name != "large")
 
 
 def test_a_technique_gains_by_its_share():
@@ -447,13 +573,44 @@ def test_a_technique_gains_by_its_share():
     assert expected("03-fused-adamw", 0.5, None) is None
 
 
-def report_of(facts: dict, folder, cards=(), **timed) -> dict:
+def made_up_times(facts: dict, draw: random.Random) -> dict:
+    """Returns facts in which each operator, the updates and Linux took another time."""
+    ops = [op | dict(seconds=draw.expovariate(1) ** 4) for op in facts["ops"]]
+    updating = draw.choice([None, draw.random()])
+    return facts | dict(ops=ops, updating=updating, system=draw.random())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_no_gain_exceeds_its_bound(ladder, device):
+    """And no bound is below what a step gains that has nothing of the technique's share."""
+    facts = ladder(0) if device == "cpu" else on_gpu(ladder(0))
+    facts |= dict(device=device, huge_pages=False, kept=False)
+    for seed in range(100):
+        draw = random.Random(seed)
+        made_up = made_up_times(facts, draw)
+        gains = {patch: draw.lognormvariate(0.3, 0.5) for patch in TECHNIQUES}
+        session = Session("x", "x", device, facts["dtype"], "x", gains)
+        step = Step(made_up)
+        findings = [*check(step).values()]
+        rows = report_of(made_up, sessions=[session])["techniques"]
+        for finding, row in zip(findings, rows, strict=True):
+            bound = row["upper_bound"] or math.inf
+            assert row["expected"] <= bound, (seed, row)
+            if finding.ops:
+                left = sum(op.seconds for op in step.kinds if op.origin not in {*finding.ops})
+                if row["number"] == 3 and made_up["updating"]:
+                    left = step.seconds * (1 - made_up["updating"])
+                assert bound * left >= (1 - 1e-9) * step.seconds, (seed, row)
+
+
+def report_of(facts: dict, folder=None, cards=(), sessions=None, **timed) -> dict:
     timed = (
         facts
         | dict(seconds=[1.0] * 5, breaks={}, new_graphs=0, breaks_at=[], recompiled_at=[])
         | timed
     )
-    return result_of(["a.py"], timed, facts, facts, reference_sessions(), cards)
+    sessions = sessions or reference_sessions()
+    return result_of(["a.py"], timed, facts, facts, sessions, cards)
 
 
 def test_tokens_and_operations(ladder, tmp_path):
@@ -490,15 +647,47 @@ def test_gains_are_from_the_most_similar_machine(name, device, dtype, expected, 
     assert gains["05-bfloat16"] == pytest.approx(gain, abs=0.1)
 
 
-def test_ranks_are_not_taken_for_what_is_left_over(monkeypatch):
-    """Those beside the first one have begun before it looks."""
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr("bench.commands.audit.alone", None)
+@pytest.fixture
+def answer_of_audit(monkeypatch, tmp_path):
+    """What Audit() answers with these variables, at once; build/ is a folder of the test's own."""
+    monkeypatch.setattr("bench.common.BUILD", tmp_path / "build")
     monkeypatch.setattr(cli, "audited", lambda args, command, sessions: None)
     setup = SimpleNamespace(
         args=SimpleNamespace(module=[], script=[str(TOYS)]), options=[], results=ROOT / "results"
     )
-    assert Audit().answer(setup) == ""
+
+    def answer(variables: dict[str, str]) -> str:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        return Audit().answer(setup)
+
+    return answer
+
+
+FIRST, SECOND = (dict(RANK=number, LOCAL_RANK=number) for number in "01")
+
+
+@pytest.mark.parametrize("variables", [FIRST, SECOND], ids=["first", "second"])
+def test_ranks_are_not_taken_for_what_is_left_over(variables, answer_of_audit, monkeypatch):
+    """Those beside one may have begun before it looks."""
+    monkeypatch.setattr("bench.commands.audit.alone", None)
+    assert answer_of_audit(variables) == ""
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [FIRST, dict(RANK="2", LOCAL_RANK="0"), dict(RANK="0"), dict(RANK="")],
+    ids=["first", "of-another-machine", "without-local", "no-rank"],
+)
+def test_no_audit_beside_a_measurement(variables, answer_of_audit, tmp_path):
+    """Under torchrun the first rank of each machine is refused, and torchrun ends the others."""
+    with locked(tmp_path / "build"), pytest.raises(UserError, match="^another measurement"):
+        answer_of_audit(variables)
+
+
+def test_one_rank_locks_for_those_beside_it(answer_of_audit, tmp_path):
+    with locked(tmp_path / "build"):
+        assert answer_of_audit(SECOND) == ""
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="of a Unix's pipes")
@@ -514,10 +703,63 @@ def test_a_pipe_without_an_end_is_not_waited_for():
     assert done.stdout == "on\n"
 
 
-@pytest.mark.parametrize(("others", "is_busy"), [(None, False), (0.1, False), (1.3, True)])
-def test_a_busy_machine_is_told_first(ladder, tmp_path, others, is_busy):
-    first, *_ = report_of(ladder(0), tmp_path, others=others)["head"]
-    assert ("1.3 of its cores" in first) == is_busy
+def recorded(times: dict[str, float]) -> Recording:
+    """Returns a recording whose operators, by their names, took so many seconds."""
+    recording = Recording()
+    recording.ops = [WatchedOp(name, [], seconds=time) for name, time in times.items()]
+    return recording
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([dict(mm=1, add=9), dict(mm=2, add=8), dict(mm=6, add=7)], dict(mm=2, add=8)),
+        # Of steps that differ, the middle one, with the times of those that are like it.
+        ([dict(mm=1, add=2), dict(mm=50, exp=50), dict(mm=3, add=4)], dict(mm=2, add=3)),
+        ([dict(mm=1), dict(exp=9), dict(mm=2, add=3)], dict(mm=2, add=3)),
+        ([dict(mm=5)], dict(mm=5)),
+    ],
+)
+def test_each_operator_has_its_middle_time(steps, expected):
+    watch = Watch()
+    for times in steps:
+        watch.recording = recorded(times)
+        watch.end_step()
+    ops = watch.middle().with_middle_times()
+    assert {op["name"]: op["seconds"] for op in ops} == expected
+
+
+def test_three_steps_are_watched_where_there_are_five():
+    assert watch_order(dict(key=0, steps=23)) == dict(mode="watch", key=0, skipped=2, steps=3)
+    assert watch_order(dict(key=0, steps=3))["steps"] == 1  # as of a slow script
+    assert watch_order(dict(key=0, steps=2)) == dict(mode="watch", key=0, skipped=1, steps=1)
+
+
+def test_a_further_step_is_watched_from_anew(tmp_path):
+    """Its weights and its batch are older than it, as they are for the first one."""
+    one, three = (watch(tmp_path, TOYS, "by_hand", steps=steps) for steps in (1, 2))
+    assert [op["name"] for op in one["ops"]] == [op["name"] for op in three["ops"]]
+    assert one["older"] == three["older"]
+
+
+@pytest.mark.parametrize(
+    ("others", "computing", "is_busy"),
+    [
+        (None, None, []),
+        (0.1, 0.99, []),
+        (1.3, 0.99, ["1.3 of its cores"]),
+        (1.3, 0.4, ["1.3 of its cores", "a core for only 40% of the time"]),
+        (None, 0.4, ["a core for only 40% of the time"]),
+    ],
+)
+def test_a_busy_machine_is_told_first(ladder, tmp_path, others, computing, is_busy):
+    first, *_ = report_of(ladder(0), tmp_path, others=others, computing=computing)["head"]
+    assert first.startswith("**") == bool(is_busy) and all(words in first for words in is_busy)
+
+
+def test_a_script_that_waits_has_no_core(forked_children):
+    timed, _ = audit([str(TOYS), "sleeps"], 2)
+    assert timed["computing"] < 0.5
 
 
 def test_a_machine_that_hides_its_memory(monkeypatch):
@@ -590,7 +832,7 @@ def test_it_ends_whatever_is_caught(tmp_path, monkeypatch, forked_children):
     monkeypatch.chdir(tmp_path)
     timed, watched = audit([str(TOYS), "catches_all"], 2)
     assert not list(tmp_path.iterdir())  # nothing was saved
-    assert len(timed["seconds"]) == 20 and watched["steps"] == 3
+    assert len(timed["seconds"]) == 20 and watched["steps"] == 5
 
 
 def test_a_module_and_its_arguments(tmp_path, monkeypatch, forked_children):
@@ -656,7 +898,7 @@ def test_ranks_end_after_the_same_step(tmp_path):
 def test_a_report_is_read_after_a_time_out(monkeypatch):
     """Where a process writes it, and then doesn't end."""
 
-    def run_child(command, timeout):
+    def run_child(command, timeout, environment):
         report = Path(json.loads(command[2])["report"])
         report.write_text(json.dumps(dict(how="failed", error="ValueError: the real reason")))
         raise subprocess.TimeoutExpired(command, timeout, stderr=b"its traceback")

@@ -29,7 +29,7 @@ def port() -> int:
         return server.getsockname()[1]
 
 
-def node(number: int, port: int, *options, nodes: str = "2", conf: str = "") -> list:
+def node(number: int, port: int, *options, nodes: str, conf: str) -> list:
     """The words of a torchrun of several; node 0 holds the rendezvous."""
     return [
         *TORCHRUN,
@@ -46,10 +46,21 @@ def node(number: int, port: int, *options, nodes: str = "2", conf: str = "") -> 
 
 
 def two_nodes(bench, port, *options: list, ranks: int = 1) -> list[subprocess.CompletedProcess]:
-    """02 on two nodes, each with a torchrun and options of its own."""
+    """02 on two nodes, each with a torchrun and options of its own. Their ranks are given: else
+    they are in the order of process numbers, which two at once may get either way."""
     script = bench.program(DDP)
+    meeting = ["--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", port]
     commands = [
-        [*node(number, port, "--nproc-per-node", ranks), script, *bench.options(DDP, *own)]
+        [
+            *TORCHRUN,
+            *meeting,
+            "--node-rank",
+            number,
+            "--nproc-per-node",
+            ranks,
+            script,
+            *bench.options(DDP, *own),
+        ]
         for number, own in enumerate(options)
     ]
     with ThreadPoolExecutor(2) as pool:

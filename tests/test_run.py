@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -185,19 +186,54 @@ def test_resume_repeats_what_is_missing_or_changed(place, plan, capsys):
 
 
 def test_resume_sees_what_else_a_run_reads(place):
-    """As the script that gradients are compared to, and the program that compares them."""
-    driver = place.folder / "driver.py"
-    driver.write_text("one")
+    """As the script that gradients are compared to, the program that compares them, and what that
+    imports."""
+    driver, imported = place.folder / "driver.py", place.folder / "imported.py"
 
     class Driven(Toy):
         def driver(self, setup, run):
             return [driver, "--reference", driver]
 
+        def imports(self, run):
+            return [imported]
+
+    for file in (driver, imported):
+        file.write_text("one")
     study = Driven(place.plan("a"))
     assert place.run(study, rounds=1) == [("a", 1, 123)]
     assert place.run(study, rounds=1, resume=REQUIRED) == []
-    driver.write_text("another")
-    assert place.run(study, rounds=1, resume=REQUIRED) == [("a", 1, 123)]
+    for file in (driver, imported):
+        file.write_text("another")
+        assert place.run(study, rounds=1, resume=REQUIRED) == [("a", 1, 123)]
+        assert place.run(study, rounds=1, resume=REQUIRED) == []
+
+
+IMPORTED = """
+import runpy, sys
+from pathlib import Path
+runpy.run_path(sys.argv[1])
+files = [Path(module.__file__) for module in sys.modules.values() if getattr(module, "__file__", 0)]
+print(*(file for file in files if Path(sys.argv[2]) == file.parent and file.stem != "__init__"))
+"""
+
+
+def test_what_a_driver_imports_is_named():
+    """Of its modules of this repository."""
+    gradients = STUDIES["gradients"]
+    driver, *_ = gradients.driver(setup_of(ROOT), Run("", ROOT / "00_orig.py"))
+    loaded = run_python("-c", IMPORTED, driver, ROOT / "gpt_speed", fork=False)
+    assert loaded.stdout.split() == list(map(str, gradients.imports(Run("", ""))))
+
+
+def test_what_the_trainer_imports_is_named(place):
+    """Its tokens, its evaluation and its clock are those of 00."""
+    variants = STUDIES["variants"]
+    place.setup.args.group, place.setup.args.names = "trainer", None
+    (plan,) = variants.plans(place.setup)
+    assert len(plan.runs) > 1
+    for one in plan.runs:
+        is_trainer = one.script == ROOT / "peers" / "hf_trainer.py"
+        assert variants.imports(one) == [ROOT / "00_orig.py"] * is_trainer
 
 
 def test_resume_knows_how_a_run_ran_that_was_left_out_since(place):
@@ -432,6 +468,22 @@ def test_a_plan_may_depend_on_the_rows_of_the_one_before(place):
     place.children.stop_at = None
     place.run(Dependent(first, second), rounds=2, resume=REQUIRED)
     assert place.measured[0].id == "2" and place.measured[1].id not in "12"
+
+
+def test_what_followed_a_plan_with_other_options_is_not_begun_anew(place):
+    """As time-to-loss with --names, resumed without them, which has another kind of second plan; a
+    third kind, and what was interrupted before the second began, go on."""
+    target, plain, named, last = (
+        place.plan("a", kind=kind, rounds=1) for kind in ("target", "", "named", "last")
+    )
+    place.run(target, named)
+    with pytest.raises(UserError, match="with other options of the study; without --resume"):
+        place.run(target, plain, resume=REQUIRED)
+    assert {measured.kind for measured in read_journal(place.path)} == {"target", "named"}
+    assert place.run(target, named, last, resume=REQUIRED) == [("a", 1, 123)]
+    place.path.unlink()
+    place.run(target)
+    assert place.run(target, plain, resume=REQUIRED) == [("a", 1, 123)]
 
 
 def sizes(place, names="abc", **settings):
@@ -953,6 +1005,24 @@ def test_a_question_has_a_time_limit():
     """A GPU that is stuck answers none."""
     with pytest.raises(UserError, match="time.sleep.* gave no answer within 0.5 s$"):
         processes.ask(["-c", "import time; time.sleep(300)"], seconds=0.5)
+
+
+def test_git_has_a_time_limit(tmp_path, monkeypatch):
+    """As on a disk of a network that is gone."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "git").write_text("#!/bin/sh\nexec sleep 300\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(processes, "ROOT", tmp_path)
+    monkeypatch.setattr(children, "run_child", partial(within, 0.5, children.run_child))
+    with pytest.raises(UserError, match="^git rev-parse gave no answer within"):
+        processes.git_commit()
+
+
+def within(seconds, run_child, command, cwd=None, timeout=None, **how):
+    """run_child(), of whose time limit no more than this much is waited."""
+    assert timeout
+    return run_child(command, cwd, min(timeout, seconds), **how)
 
 
 # ---- The command line

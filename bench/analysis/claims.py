@@ -1,7 +1,7 @@
 """What README claims of the machines in results/reference, as numbers."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -151,15 +151,15 @@ class Claims:
         """Returns what each technique contributes on the H100, the most first; techniques that gain
         little share a line, and those for CPUs are last."""
         measured = list(contributions_of(self.ladder.values()))
-        small = [line for line in measured if line.is_small]
-        lines = [line for line in measured if not line.is_small]
-        if small:
-            lines.append(shared_line(small))
-        if ALLOCATOR not in self.ladder:
-            lines.append(self.allocator_settings())
-        for_cpus = sorted(without_effect_on_gpus() - self.ladder.keys())
-        lines += [Contribution((number,)) for number in for_cpus]
+        lines = [*small_ones_joined(measured), *self.contributions_beside_ladder()]
         return sorted(lines, key=attrgetter("rank"))
+
+    def contributions_beside_ladder(self) -> Iterator[Contribution]:
+        """Yields the techniques without a row in the ladder: 15, and those for CPUs."""
+        if ALLOCATOR not in self.ladder:
+            yield self.allocator_settings()
+        for number in sorted(without_effect_on_gpus() - self.ladder.keys()):
+            yield Contribution((number,))
 
     def allocator_settings(self) -> Contribution:
         """Returns what technique 15 gained: at most as much as it did with fast math."""
@@ -171,7 +171,7 @@ class Claims:
         )
 
 
-def contributions_of(ladder: Iterable[Row]) -> Iterable[Contribution]:
+def contributions_of(ladder: Iterable[Row]) -> Iterator[Contribution]:
     """Yields a line for each row of a ladder that is printed: one with a slow run shares its line
     with the next."""
     for row in printed(ladder):
@@ -179,6 +179,14 @@ def contributions_of(ladder: Iterable[Row]) -> Iterable[Contribution]:
             yield Contribution(
                 tuple(row.techniques), row.factor, row.memory_factor, row.published_factor
             )
+
+
+def small_ones_joined(lines: list[Contribution]) -> list[Contribution]:
+    """Returns the lines, of which those that gain little share one."""
+    small = [line for line in lines if line.is_small]
+    if not small:
+        return lines
+    return [*(line for line in lines if not line.is_small), shared_line(small)]
 
 
 def shared_line(lines: list[Contribution]) -> Contribution:

@@ -46,9 +46,17 @@ class TrainedRun(NamedTuple):
     training: Training
 
 
-class Arrival(NamedTuple):
-    """How a run came to a loss, or that it never did."""
+class Goal(NamedTuple):
+    """A validation loss to come to, and whether the first step's compilation counts."""
 
+    loss: float
+    with_first_step: bool
+
+
+class Arrival(NamedTuple):
+    """How the run of a round came to a loss, or that it never did."""
+
+    round: int
     tokens: float  # infinite where it missed the loss
     training: float  # seconds; where it missed the loss, those of all its training
     compilation: float  # seconds that its first step takes beyond a median one, had it to compile
@@ -56,11 +64,19 @@ class Arrival(NamedTuple):
 
     def at_least(self, with_first_step: bool) -> float:
         """Returns the seconds to the loss, or, where it missed that, to its end: a bound."""
-        return self.training + (self.compilation if with_first_step else 0)
+        if with_first_step:
+            return self.training + self.compilation
+        return self.training
 
     def after(self, with_first_step: bool) -> float:
         """Returns the seconds to the loss; infinity where it missed that."""
         return math.inf if self.missed else self.at_least(with_first_step)
+
+    def rate(self, with_first_step: bool) -> float | None:
+        """Returns how often in a second a run would come to the loss, one that missed it as if it
+        had come there at its end; None where that took no time."""
+        seconds = self.at_least(with_first_step)
+        return 1 / seconds if seconds > 0 else None
 
 
 class Figures:
@@ -169,8 +185,9 @@ class Figures:
     @cached_property
     def compiling_rounds(self) -> set[int]:
         """The rounds that had to compile, by the plan, or since the cache was gone."""
-        by_plan = range(1, 1 + min(self.plan.cold_rounds, max(self.by_round, default=0)))
-        return {*by_plan, *(result.round for result in self.results if result.compiled is False)}
+        by_plan = {number for number in self.by_round if number <= self.plan.cold_rounds}
+        without_cache = {result.round for result in self.results if result.compiled is False}
+        return by_plan | without_cache
 
     @property
     def warm_excess(self) -> float | None:
@@ -189,18 +206,16 @@ class Figures:
         compiling = [self.excesses[other] for other in self.excesses.keys() & self.compiling_rounds]
         return median(compiling or self.excesses.values())
 
-    def arrivals(self, target: float) -> list["Arrival"]:
+    def arrivals(self, target: float) -> list[Arrival]:
         """Returns how the run of each round came to a loss, or that it never did."""
         arrivals = []
         for number, training in self.by_round.items():
             reached = training.reached(target)
             tokens, seconds = reached or (math.inf, training.train_seconds)
-            arrivals.append(Arrival(tokens, seconds, self.compilation(number), missed=not reached))
+            arrivals.append(
+                Arrival(number, tokens, seconds, self.compilation(number), missed=not reached)
+            )
         return arrivals
-
-    def missed(self, target: float | None) -> bool:
-        """Returns whether a run never came to a target."""
-        return target is not None and any(arrival.missed for arrival in self.arrivals(target))
 
     def tokens_to(self, target: float) -> float | None:
         """Returns the median, of which a run that missed the target counts as the slowest."""
@@ -214,16 +229,20 @@ class Figures:
         """Returns the median validation loss after this many seconds of training."""
         return median_known(training.loss_at(seconds) for training in self.trainings)
 
-    def values(self, target: float | None = None, with_first_step: bool = False) -> Values:
-        """Returns what is compared: the speed of each run, or with a target how often in a second
-        it would come to that loss; one that missed it as if it had come there at its end."""
-        if target is None:
+    # ---- What rows are compared by
+
+    def values(self, goal: Goal | None) -> Values:
+        """Returns the speed of each run, or its rate of coming to a goal, with its round."""
+        if goal is None:
             return [(run.round, run.training.tok_per_sec) for run in self.runs]
-        times = [arrival.at_least(with_first_step) for arrival in self.arrivals(target)]
         return [
-            (number, 1 / seconds if seconds > 0 else None)
-            for number, seconds in zip(self.by_round, times, strict=True)
+            (arrival.round, arrival.rate(goal.with_first_step))
+            for arrival in self.arrivals(goal.loss)
         ]
+
+    def missed(self, goal: Goal | None) -> bool:
+        """Returns whether a run never came to a goal."""
+        return goal is not None and any(arrival.missed for arrival in self.arrivals(goal.loss))
 
 
 class Row(Figures):
@@ -238,9 +257,8 @@ class Row(Figures):
     def __init__(self, run: Run, rows: "Rows"):
         """Takes the table that the row is of: that knows the others."""
         measured = rows.measured
-        super().__init__(
-            (result for result in measured.results if result.name == run.name), measured.plan
-        )
+        own = [result for result in measured.results if result.name == run.name]
+        super().__init__(own, measured.plan)
         self.run, self.measured, self.rows = run, measured, rows
 
     @property
@@ -272,10 +290,7 @@ class Row(Figures):
             return None
         units = self.run.processes if self.measured.machine["gpus"] else 1
         flops = self.tok_per_sec * self.record.config["flops_per_token"] / units
-        precision, peak = self.record.precision, self.measured.peak
-        if precision == "TF32" and precision not in peak:
-            precision = "float32"
-        return ratio(flops, peak[precision]) if precision in peak else None
+        return ratio(flops, peak_at(self.record.precision, self.measured.peak))
 
     # ---- Compared
 
@@ -312,15 +327,14 @@ class Row(Figures):
         row before it was left out or failed; none where there is no factor, or no ladder."""
         if not self.reference or not self.speeds:
             return []
-        before, own = self.reference.run.number, self.run.number
-        if before is None or own is None:
-            return []
-        idle = without_effect_on_gpus() if self.measured.machine["gpus"] else set()
-        return [*(number for number in range(before + 1, own) if number not in idle), own]
+        return techniques_between(
+            self.reference.run, self.run, on_gpu=bool(self.measured.machine["gpus"])
+        )
 
     def speedup(self, target: float | None = None, with_first_step: bool = False) -> "Comparison":
         """Returns how many times as fast as its reference it is, or comes to a target."""
-        return Comparison(self, self.reference, target, with_first_step)
+        goal = None if target is None else Goal(target, with_first_step)
+        return Comparison(self, self.reference, goal)
 
     def speedup_over(self, other: "Row | None") -> "Comparison":
         """Returns how many times as fast as another row it is."""
@@ -360,6 +374,26 @@ class Row(Figures):
         return published_ratio(self, self.baseline)
 
 
+def peak_at(precision: str | None, peak: dict[str, float]) -> float | None:
+    """Returns a machine's rate of matmuls in a precision; None where it wasn't measured. Without a
+    rate of its own TF32 is float32."""
+    if precision == "TF32" and "TF32" not in peak:
+        return peak.get("float32")
+    return peak.get(precision) if precision else None
+
+
+def techniques_between(before: Run, run: Run, on_gpu: bool) -> list[int]:
+    """Returns the numbers of the techniques that a script has and one before it in the series
+    doesn't, the last of which is its own; on a GPU without those that only speed up a CPU. None of
+    scripts outside the series."""
+    if before.number is None or run.number is None:
+        return []
+    others = set(range(before.number + 1, run.number))
+    if on_gpu:
+        others -= without_effect_on_gpus()
+    return [*sorted(others), run.number]
+
+
 def is_step(run: Run) -> bool:
     """Returns whether a run is a script of the series, in one process."""
     return run.number is not None and run.stage is None and not run.torchrun
@@ -377,12 +411,11 @@ def published_ratio(row: Row, other: Row | None) -> float | None:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """How many times as fast as another row a row is, or comes to a loss."""
+    """How many times as fast as another row a row is, or comes to a goal."""
 
     row: Row
     over: Row | None
-    target: float | None = None
-    with_first_step: bool = False
+    goal: Goal | None = None
 
     @property
     def pair(self) -> tuple[Row, Row] | None:
@@ -393,7 +426,7 @@ class Comparison:
 
     @property
     def family(self) -> Family:
-        return self.row.rows.family(self.target, self.with_first_step)
+        return self.row.rows.family(self.goal)
 
     @cached_property
     def estimate(self) -> Estimate | None:
@@ -406,22 +439,27 @@ class Comparison:
     @cached_property
     def factor(self) -> float | None:
         """The mean over the rounds; None where one of the rows has no figures, or both missed the
-        target."""
+        goal."""
         if self.estimate:
             return self.estimate.factor
-        if not self.pair or all(row.missed(self.target) for row in self.pair):
+        if not self.pair:
             return None
-        return mean_ratio(*(row.values(self.target, self.with_first_step) for row in self.pair))
+        one, other = self.pair
+        if one.missed(self.goal) and other.missed(self.goal):
+            return None
+        return mean_ratio(one.values(self.goal), other.values(self.goal))
 
     @property
     def sign(self) -> str:
-        """Marks a bound, "> " or "< ", as the factor is where a run missed the target."""
+        """Marks a bound, "> " or "< ", as the factor is where a run missed the goal."""
         if not self.pair:
             return ""
         one, other = self.pair
-        if one.missed(self.target):
+        if one.missed(self.goal):
             return "< "
-        return "> " if other.missed(self.target) else ""
+        if other.missed(self.goal):
+            return "> "
+        return ""
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -449,7 +487,7 @@ class Rows:
     def __init__(self, measured: Measurement):
         self.measured = measured
         self.by_name = {run.name: Row(run, self) for run in measured.plan.runs}
-        self.families: dict[tuple[float | None, bool], Family] = {}
+        self.families: dict[Goal | None, Family] = {}
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.by_name.values())
@@ -484,18 +522,17 @@ class Rows:
 
     # ---- What is tested
 
-    def family(self, target: float | None = None, with_first_step: bool = False) -> Family:
-        """Returns the speedups of the rows' values() with these arguments. Rows with a failed run,
-        or with one that missed its target, aren't tested: the others alone would flatter them."""
-        key = target, with_first_step
-        if key not in self.families:
+    def family(self, goal: Goal | None = None) -> Family:
+        """Returns the speedups of the rows, or those of coming to a goal. Rows with a failed run,
+        or with one that missed the goal, aren't tested: the others alone would flatter them."""
+        if goal not in self.families:
             logs = {
-                row.run.name: logs_of(row.values(*key))
+                row.run.name: logs_of(row.values(goal))
                 for row in self
-                if row.speeds and not row.outcome and not row.missed(target)
+                if row.speeds and not row.outcome and not row.missed(goal)
             }
-            self.families[key] = Family(logs, self.pairs(), pooled=target is None)
-        return self.families[key]
+            self.families[goal] = Family(logs, self.pairs(), pooled=goal is None)
+        return self.families[goal]
 
     def pairs(self) -> dict[str, tuple[str, str]]:
         """Returns by the rows' names those of the two that each compares, where it has figures."""

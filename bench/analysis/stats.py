@@ -155,16 +155,24 @@ def pooled_means(rows: dict[str, Logs]) -> dict[str, Estimate]:
     table. The baseline keeps its own: it is in many comparisons, which would all be wrong."""
     shifts = round_shifts(rows)
     values = {name: without_shifts(logs, shifts) for name, logs in rows.items()}
-    # The median contains about this share of each row's own noise.
-    variances = {name: variance(own) / (1 - 1 / len(rows)) for name, own in values.items()}
+    # The shifts, which are medians, took about this share of each row's own noise along.
+    taken = 1 / len(rows)
+    variances = {name: variance(own) / (1 - taken) for name, own in values.items()}
     usual = median(unbiased_median(variances[name], len(own) - 1) for name, own in values.items())
-    means, baseline = {}, next(iter(rows))
-    for name, own in values.items():
-        prior = 0 if name == baseline else PRIOR
-        degrees = len(own) - 1 + prior
-        pooled = ((len(own) - 1) * variances[name] + prior * usual) / degrees
-        means[name] = Estimate(fmean(own), math.sqrt(pooled / len(own)), degrees)
+    baseline = next(iter(rows))
+    priors = dict.fromkeys(rows, PRIOR) | {baseline: 0}
+    means = {
+        name: mean_of_row(own, variances[name], usual, priors[name]) for name, own in values.items()
+    }
     return {name: estimate for name, estimate in means.items() if estimate.error > LEAST_ERROR}
+
+
+def mean_of_row(values: list[float], own: float, usual: float, prior: int) -> Estimate:
+    """Returns the mean of a row's values, whose `own` variance is averaged with the `usual` one;
+    that counts as `prior` degrees of freedom."""
+    degrees = len(values) - 1
+    pooled = (degrees * own + prior * usual) / (degrees + prior)
+    return Estimate(fmean(values), math.sqrt(pooled / len(values)), degrees + prior)
 
 
 def round_shifts(rows: dict[str, Logs]) -> list[float]:

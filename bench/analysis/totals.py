@@ -28,18 +28,21 @@ def last_with_total(rows: list[Row]) -> Row | None:
 
 def rounds_of_both(row: Row) -> int:
     """Returns how many rounds a row and its baseline have, at least."""
-    return min(row.rounds, row.baseline.rounds) if row.baseline else row.rounds
+    if not row.baseline:
+        return row.rounds
+    return min(row.rounds, row.baseline.rounds)
 
 
-def best_total(results: Path) -> Row | None:
+def headline_row(results: Path) -> Row | None:
     """Returns the row whose speedup over its baseline stands for a folder: 01 beside 00, or the
     last script of a ladder, where that is 01, too, and has more rounds; None without any."""
     ladder = last_with_total(rows_in(results, "ladder"))
     alone = last_with_total([row for row in rows_in(results, "stages") if is_optimized(row)])
     if not ladder or not alone:
         return ladder or alone
-    is_better = is_optimized(ladder) and rounds_of_both(ladder) > rounds_of_both(alone)
-    return ladder if is_better else alone
+    if is_optimized(ladder) and rounds_of_both(ladder) > rounds_of_both(alone):
+        return ladder
+    return alone
 
 
 def optimized_on(folder: Path) -> Row | None:
@@ -47,7 +50,7 @@ def optimized_on(folder: Path) -> Row | None:
     01 by itself."""
     for study in ("ladder", "stages"):
         rows = [row for row in rows_in(folder, study) if row.speeds and not row.run.torchrun]
-        if rows and not rows[0].run.number and rows[-1].factor_baseline:
+        if rows and is_plain(rows[0]) and rows[-1].factor_baseline:
             return rows[-1]
     return None
 

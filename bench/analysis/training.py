@@ -33,9 +33,9 @@ class Training:
     def quartiles(self) -> tuple[float, ...] | None:
         """The first quartile, the median and the third of the speeds of single steps, tok/sec; None
         where there are too few."""
-        rewritten = self.record.end.get("quartiles_tok_per_sec")
-        if rewritten:
-            return tuple(map(float, rewritten))
+        stored = self.record.end.get("quartiles_tok_per_sec")
+        if stored:
+            return tuple(map(float, stored))
         rates = [self.record.tokens_per_step / second for second in self.timed_steps()[WARM_UP:]]
         if len(rates) < LEAST_STEPS or not self.record.end:
             return None
@@ -97,7 +97,9 @@ class Training:
         before = None
         for point in self.points:
             if point.val_loss <= target:
-                return crossing(before, point, target) if before else (point.tokens, point.seconds)
+                if before is None:
+                    return point.tokens, point.seconds
+                return crossing(before, point, target)
             before = point
         return None
 

@@ -3,14 +3,14 @@
 import json
 import os
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
 from bench.analysis.gains import ladder_sessions
 from bench.commands import Command
 from bench.common import ROOT, relative, write_whole
-from bench.measure.journal import alone
+from bench.measure.journal import alone, clone_locked
 from bench.report.page import write_html
 from gpt_speed import cli
 from gpt_speed.audit import render
@@ -36,8 +36,7 @@ class Audit(Command):
         if setup.options:  # those behind -- are the script's
             command += ["--", *setup.options]
         sessions = [*own_sessions(setup.results), *reference_sessions()]
-        is_rank = "RANK" in os.environ  # of torchrun, beside others, which aren't left over
-        with nullcontext() if is_rank else alone():
+        with locked_for_audit():
             result = cli.audited(args, command, sessions)
         if result is None:
             return ""
@@ -49,6 +48,14 @@ class Audit(Command):
             return json.dumps(result)
         pages = [page, *filter(None, [write_html(page)])]
         return render.screen(result) + ", ".join(map(relative, pages))
+
+
+def locked_for_audit() -> AbstractContextManager[None]:
+    """Lets nothing be measured beside an audit. Of torchrun's ranks the first one of each machine
+    locks for all; what the others have started isn't left over. Raises as `alone`."""
+    if not os.environ.get("RANK"):
+        return alone()
+    return clone_locked() if os.environ.get("LOCAL_RANK", "0") == "0" else nullcontext()
 
 
 def own_sessions(results: Path) -> list[Session]:

@@ -149,9 +149,10 @@ def run_until(
 
 
 def source_of(run: Run, study: Measurable, setup: Setup) -> str:
-    """Returns the SHA-256 of what a run's results come from: its script, and the files of a program
-    that runs it. Raises UserError, StackError, OSError."""
+    """Returns the SHA-256 of what a run's results come from: its script, the files of a program
+    that runs it, and what both import. Raises UserError, StackError, OSError."""
     files = [word for word in study.driver(setup, run) if isinstance(word, Path)]
+    files += study.imports(run)
     text = setup.scripts.text(run.script)
     return sha256(b"".join([text, *(file.read_bytes() for file in files)]))
 

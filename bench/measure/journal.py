@@ -24,7 +24,7 @@ import os
 import sys
 import time
 from collections.abc import Container, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -424,13 +424,18 @@ def measuring(results: Path) -> Iterator[None]:
         yield
 
 
+def clone_locked() -> AbstractContextManager[None]:
+    """Locks all of this clone's measurements: two at once would distort each other, and share the
+    compiler's cache, which cold rounds empty. Raises as `locked`."""
+    refusal = "another measurement of this clone is running: two at once would distort each other"
+    return locked(common.BUILD, refusal)
+
+
 @contextmanager
 def alone() -> Iterator[None]:
-    """Locks all of this clone's measurements: two at once would distort each other, and share the
-    compiler's cache, which cold rounds empty. Raises UserError where another one runs, or is killed
-    but still has processes; OSError."""
-    refusal = "another measurement of this clone is running: two at once would distort each other"
-    with locked(common.BUILD, refusal):
+    """Locks this clone, as `clone_locked`. Raises as that, and UserError where another measurement
+    is killed but still has processes."""
+    with clone_locked():
         left = left_over()
         if left:
             raise UserError(

@@ -4,7 +4,7 @@ import os
 import shlex
 import time
 import zlib
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import fields, replace
 from enum import Enum, auto
 from pathlib import Path
@@ -46,16 +46,16 @@ def run_study(
     Raises UserError, StackError, OSError, Interrupted.
     """
     runners: dict[str, Runner] = {}
-    plans, first = study.plans(setup), None
+    plans = study.plans(setup)
     try:
         plan = next(plans, None)
         while plan:
             if plan.kind not in runners:
-                runners[plan.kind] = Runner(study, plan, setup, resume, first)
+                before = [runner.measurement for runner in runners.values()]
+                runners[plan.kind] = Runner(study, plan, setup, resume, before)
             runner = runners[plan.kind]
             if not runner.run(plan, rounds, deadline):
                 break
-            first = first or runner.measurement
             plan = next_plan(plans, runner.measurement)
     except children.Interrupted as interruption:
         interruption.can_resume = any(runner.has_begun for runner in runners.values())
@@ -73,30 +73,44 @@ def next_plan(plans: Generator[Plan, Measurement, None], measurement: Measuremen
 
 
 def earlier_measurement(
-    study: Measurable, plan: Plan, setup: Setup, resume: Resume, first: Measurement | None
+    study: Measurable, plan: Plan, setup: Setup, resume: Resume, before: Sequence[Measurement]
 ) -> Measurement | None:
     """Returns what this plan continues: the newest measurement of its kind, unless that is older
-    than the `first` of the study, on which it depends. Raises UserError where none is there but it
-    is required, or where it was measured in another way."""
+    than the first of those `before` it in the study, on which it depends. Raises UserError where
+    none is there but it is required, or where it was measured in another way."""
     if resume is Resume.NEVER:
         return None
-    path = journal_of(setup.results, study.name)
-    newest = newest_of_kind(plan.kind, path)
-    if resume is Resume.REQUIRED and not newest and not first:
+    path, is_required = journal_of(setup.results, study.name), resume is Resume.REQUIRED
+    later = measurements_since(before, path)
+    if is_required and not later:
         raise UserError(f"nothing to resume in {relative(path)}", 2)
-    if not newest or (first and newest.time < first.time):
-        return None
-    different = newest.differs_from(setup) or other_settings(newest.plan, plan)
+    different, newest = None, newest_of_kind(plan.kind, later)
+    if newest:
+        different = newest.differs_from(setup) or other_settings(newest.plan, plan)
+    elif is_required:
+        different = other_kinds(before, later)
     if different:
-        required = resume is Resume.REQUIRED
-        instead = "without --resume a new one begins" if required else ELSEWHERE
+        instead = "without --resume a new one begins" if is_required else ELSEWHERE
         raise UserError(f"can't resume {relative(path)}: it was measured {different}; {instead}", 2)
     return newest
 
 
-def newest_of_kind(kind: str, path: Path) -> Measurement | None:
-    same_kind = [measurement for measurement in read_journal(path) if measurement.kind == kind]
+def measurements_since(before: Sequence[Measurement], path: Path) -> list[Measurement]:
+    """Returns what a journal holds that is as new as the first of those `before`; all without."""
+    began = before[0].time if before else ""
+    return [measurement for measurement in read_journal(path) if measurement.time >= began]
+
+
+def newest_of_kind(kind: str, measurements: list[Measurement]) -> Measurement | None:
+    same_kind = [measurement for measurement in measurements if measurement.kind == kind]
     return same_kind[-1] if same_kind else None
+
+
+def other_kinds(before: Sequence[Measurement], later: list[Measurement]) -> str | None:
+    """Returns what differs where other kinds of plans than those of this study came `later`, as
+    with other --names; None where none did."""
+    others = {measurement.kind for measurement in later} - {one.kind for one in before}
+    return "with other options of the study" if others else None
 
 
 def other_settings(earlier: Plan, plan: Plan) -> str | None:
@@ -143,14 +157,14 @@ class Runner:
         plan: Plan,
         setup: Setup,
         resume: Resume,
-        first: Measurement | None = None,
+        before: Sequence[Measurement] = (),
     ):
         self.study, self.setup = study, setup
         self.path = journal_of(setup.results, study.name)
         self.has_begun = False  # whether the journal has its measurement, to be resumed
         self.configs: dict[str, dict] = {}  # of each run; {} where nothing is left to run
         self.lengths: dict[str, Length] = {}  # of the same runs
-        earlier = earlier_measurement(study, plan, setup, resume, first)
+        earlier = earlier_measurement(study, plan, setup, resume, before)
         if earlier:
             earlier.retry_failures()
         self.measurement = earlier or new_measurement(study, plan, setup)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from bench.analysis.rows import Row
-from bench.analysis.totals import best_total, rounds_of_both, totals_in
+from bench.analysis.totals import headline_row, rounds_of_both, totals_in
 from bench.common import trained_in
 from bench.report.notes import SINGLE_RUNS, peak_note
 from bench.report.tables import spread
@@ -33,7 +33,7 @@ def machine_section(look: dict) -> str:
 def headline(results: Path) -> str:
     """Returns how many times as fast as 00 01 is, or as its first script the ladder's last,
     with the range over all measurements; "" without any."""
-    row, totals = best_total(results), totals_in(results)
+    row, totals = headline_row(results), totals_in(results)
     if not row:
         return ""
     text = f"{speedup_text(row)}; {runs_text(row)}."

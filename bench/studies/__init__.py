@@ -89,6 +89,11 @@ class Study(Subcommand):
         and that program's arguments; none where the script is started itself."""
         return []
 
+    def imports(self, run: Run) -> list[Path]:
+        """Returns the files of this repository that a run's script or its driver imports, so that
+        results change with them. 00, 01, 02 and variants import none."""
+        return []
+
     def cores(self, run: Run) -> int | None:
         """Returns how many of a CPU's cores a run may use; None: all."""
         return None

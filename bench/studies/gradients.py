@@ -13,6 +13,7 @@ from gpt_speed.tables import Column, Table
 from patches import stack
 
 DRIVER = ROOT / "bench" / "measure" / "gradients.py"
+NUMERIC = ROOT / "gpt_speed" / "numeric.py"  # which the driver imports
 IN_REPORT = "memory", "dropout", "head"  # the groups that a report on a GPU checks next to 01
 COMPARISONS = "compiled to uncompiled", "uncompiled to reference", "compiled to reference"
 OWN_TYPE = "precision"  # the group of the variants that have types of their own
@@ -58,6 +59,9 @@ class Gradients(Study):
         if unchecked_dropout(run):
             words.append("--no-dropout")
         return words
+
+    def imports(self, run):
+        return [NUMERIC]
 
     def summary(self, record, plan):
         return verdict_of(record).text

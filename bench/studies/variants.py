@@ -2,7 +2,7 @@
 
 import re
 
-from bench.catalogue import Run, lacking
+from bench.catalogue import STAGES, Run, lacking
 from bench.common import ROOT, trained_in
 from bench.measure.plan import EVERY_ROUND, Plan, Setup
 from bench.report.pictures import draw_alternatives
@@ -53,6 +53,10 @@ class Variants(Study):
             )
             runs = scripts.with_variants(base, machine, group, setup.args.names)
         yield Plan(runs, group or "", seed_noise=2, cold_rounds=EVERY_ROUND, **self.length(setup))
+
+    def imports(self, run):
+        """Returns 00 for Trainer's runs, which read tokens, evaluate and measure by it."""
+        return [ROOT / STAGES["00"]] if run.script == PEER else []
 
     def excerpts(self, measured, rows):
         return {picture_name(self.name, measured.kind): [short_table(rows)]}

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from gpt_speed.audit.graph import DROPOUTS, Op, Tensor, walk
 
 NATIVE = "scaled_dot_product", "flash_att", "flex_att", "efficient_att", "cudnn_att"
+MATH = "math"  # the kernel of PyTorch's attention that is several operators
 SAFE_SOFTMAX = "_safe_softmax"  # of PyTorch's attention where it runs as single operators
 SOFTMAXES = "_softmax", "softmax", "exp", SAFE_SOFTMAX
 TRIANGULAR = "tril", "triu"
@@ -56,6 +57,7 @@ class Attention(NamedTuple):
     masks: list[tuple[Op, Tensor]]  # each with the operator that applies it
     by_hand: bool
     causal: bool  # without a mask in memory
+    kernel: str  # of PyTorch's attention; "" by hand
     # An operator between scores and value that PyTorch's attention can't replace, or "".
     inexpressible: str = ""
 
@@ -83,7 +85,7 @@ def native_attention(op: Op) -> Attention:
     """Returns the call that is one operator of PyTorch's."""
     masks = [(op, tensor) for tensor in op.inputs if tensor.argument in ("attn_mask", "attn_bias")]
     causal = bool(op.scalars.get("is_causal") or op.scalars.get("causal"))
-    return Attention([op], op.inputs[:3], masks, by_hand=False, causal=causal)
+    return Attention([op], op.inputs[:3], masks, by_hand=False, causal=causal, kernel=op.name)
 
 
 def attentions_by_hand(
@@ -135,6 +137,7 @@ class Candidate:
             masks,
             by_hand=not is_native,
             causal=is_native and not masks or has_triangle,
+            kernel=MATH if is_native else "",
             inexpressible=self.inexpressible(),
         )
 
@@ -255,11 +258,25 @@ class Candidate:
         """
         if op not in self.weights:
             return False
-        heads = max(self.weights[op].older["shape"][:2])
+        heads = self.weights[op].older["shape"][:2]
         makers = [op, *(tensor.maker for tensor in op.inputs if tensor.maker)]
-        return heads * math.prod(self.size) <= self.count and any(
-            self.is_of_scores(maker.outputs[0].shape) for maker in makers
+        return (
+            max(heads) * math.prod(self.size) <= self.count
+            and any(self.is_of_scores(maker.outputs[0].shape) for maker in makers)
+            and not self.other_sizes.isdisjoint(heads)
         )
+
+    @cached_property
+    def other_sizes(self) -> set[int]:
+        """The sizes of what a softmax makes, without the tokens': one is the number of heads."""
+        softmaxes = walk([self.probabilities], lambda op: op.name in SOFTMAXES)
+        shapes = [op.outputs[0].shape for op in softmaxes if op.name in SOFTMAXES]
+        return {
+            size
+            for shape in shapes
+            if self.is_of_scores(shape)
+            for size in Counter(shape) - Counter(self.size)
+        }
 
     def is_of_scores(self, shape: list[int]) -> bool:
         """Tells whether a shape is that of the scores, in any order of the dimensions."""

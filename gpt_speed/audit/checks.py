@@ -4,18 +4,20 @@ A check follows data flow, not names: attention by hand is a matmul, a softmax o
 of that. Where the evidence isn't certain the state is CANT_TELL: a wrong LACKS is a fault.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gpt_speed.audit.attention import Attention
+from gpt_speed.audit.attention import MATH, Attention
 from gpt_speed.audit.graph import Op, Tensor, to_matmuls
 from gpt_speed.audit.layers import layers_of
 from gpt_speed.audit.step import Step
-from gpt_speed.common import counted, memory_text
+from gpt_speed.common import counted, listed, memory_text
 
 HAS, LACKS, CANT_TELL = "has", "missing", "unknown"
 NOT_HERE, NO_HARDWARE = "not in this model", "not on this hardware"
+CHUNK = 1024  # tokens, at least, in a chunk of technique 14's ChunkedLoss
 NATIVE = "native_layer_norm", "gelu", "_fused_rms_norm", "silu"
 PYTORCHS = "profiler", "prim", "c10d", "inductor"  # namespaces of operators, beside aten
 
@@ -26,8 +28,11 @@ class Finding(NamedTuple):
     state: str
     evidence: str
     ops: Sequence[Op] = ()  # that the technique would change
-    share: float = 0.0  # of the step's time that it would change; that of `ops`, if there are any
+    share: float = 0.0  # of the step's time that it would change; else that of `ops`
+    beside: float = 0.0  # what it may save elsewhere, as a share of the step's time
     place: str = ""  # the script's line to change, if that isn't where the operators run
+    needs: str = ""  # what the technique takes here, beside its lines
+    limit: float = math.inf  # times the speed, which it can't exceed here
 
     @property
     def where(self) -> str:
@@ -70,7 +75,7 @@ def tensor_cores(step: Step) -> Finding:
     share = step.flops_share(single)
     if share < 0.01:
         return Finding(NOT_HERE, "no matmuls in float32")
-    if float(step.facts["capability"]) < 8:
+    if step.lacks_bfloat16:
         return Finding(NO_HARDWARE, "of GPUs from compute capability 8.0 on")
     if step.facts["tf32"]:
         return Finding(HAS, "float32 matmuls in TF32")
@@ -80,7 +85,7 @@ def tensor_cores(step: Step) -> Finding:
 def fused_optimizer(step: Step) -> Finding:
     """Asks whether an optimizer that could be fused is."""
     optimizers = step.facts["optimizers"]
-    updates = [op for op in step.ops if op.phase == "optimizer"]
+    updates = step.updates
     if not optimizers:
         return Finding(CANT_TELL, "no optimizer of torch.optim")
     names = ", ".join(sorted({optimizer["name"] for optimizer in optimizers}))
@@ -90,7 +95,14 @@ def fused_optimizer(step: Step) -> Finding:
     slow = [optimizer for optimizer in optimizers if not optimizer["fused"] and not is_compiled]
     first = (slow or optimizers)[0]  # where it is made, fused=True goes
     state = state_of_optimizers(slow, len(optimizers))
-    return Finding(state, evidence, updates, place=first["place"])
+    return Finding(
+        state,
+        evidence,
+        updates,
+        share=step.update_share,
+        beside=step.pages_share,
+        place=first["place"],
+    )
 
 
 def state_of_optimizers(slow: list[dict], count: int) -> str:
@@ -124,6 +136,8 @@ def bfloat16(step: Step) -> Finding:
     shares = {type: flops / step.flops.total() for type, flops in step.flops.most_common()}
     half = sum(share for type, share in shares.items() if type not in ("float32", "float64"))
     evidence = "FLOPs in " + ", ".join(f"{type} {share:.0%}" for type, share in shares.items())
+    if step.lacks_bfloat16:
+        return Finding(NO_HARDWARE, evidence)
     if half > 0.9:
         return Finding(HAS, evidence)
     if step.facts["dtype"] != "bfloat16":
@@ -157,7 +171,7 @@ def flash_attention(step: Step) -> Finding:
     """Asks whether attention is PyTorch's function."""
     by_hand = [call for call in step.attentions if call.by_hand]
     if not by_hand:
-        return Finding(HAS, "PyTorch's attention")
+        return kernel_of_attention(step)
     plain = [call for call in by_hand if not call.inexpressible]
     if not plain:
         name = by_hand[0].inexpressible
@@ -167,6 +181,23 @@ def flash_attention(step: Step) -> Finding:
     size = f"{scores.shape[-2]} × {scores.shape[-1]} scores in {scores.type}"
     evidence = f"{counted(len(plain), 'call')} of attention by hand, {size}"
     return Finding(LACKS, evidence, ops_of(plain))
+
+
+def kernel_of_attention(step: Step) -> Finding:
+    """Asks which kernel PyTorch's attention chose: on a GPU, math is as slow as one by hand."""
+    slow = [call for call in step.attentions if call.kernel == MATH]
+    if step.device == "cuda" and slow:
+        evidence = f"PyTorch's attention ran as its math kernel: {reason_for_math(slow[0])}"
+        return Finding(LACKS, evidence, ops_of(slow))
+    kernels = dict.fromkeys(call.kernel for call in step.attentions)
+    return Finding(HAS, f"PyTorch's attention, by {listed(kernels)}")
+
+
+def reason_for_math(call: Attention) -> str:
+    """Returns what PyTorch says against each fused kernel."""
+    told = next((op.scalars["not_fused"] for op in call.ops if "not_fused" in op.scalars), {})
+    reasons = [f"{kernel}: {' '.join(lines) or 'not available'}" for kernel, lines in told.items()]
+    return "; ".join(reasons) or "why isn't known"
 
 
 def ops_of(calls: list[Attention]) -> list[Op]:
@@ -239,7 +270,14 @@ def huge_pages(step: Step) -> Finding:
         case True:
             return Finding(HAS, "set for this program or for all")
         case _:
-            return Finding(LACKS, "THP_MEM_ALLOC_ENABLE not set", share=step.facts["system"])
+            return slow_pages(step, "THP_MEM_ALLOC_ENABLE not set")
+
+
+def slow_pages(step: Step, evidence: str) -> Finding:
+    """Returns the finding where Linux makes more pages than it has to: none cost nothing."""
+    share = step.facts["system"]
+    limit = 1 / (1 - share) if share < 1 else math.inf
+    return Finding(LACKS, evidence, share=share, limit=limit)
 
 
 def loss_in_graph(step: Step) -> Finding:
@@ -262,8 +300,22 @@ def chunked_head(step: Step) -> Finding:
     if step.vocabulary <= min(step.heads[0].inputs[-1].shape):
         evidence = "logits are no larger than what they are computed from"
         return Finding(NOT_HERE, evidence)
-    shape = " × ".join(f"{size:,}" for size in step.heads[0].outputs[0].shape)
-    return Finding(LACKS, f"logits of {shape} at once", [*step.heads, *step.losses])
+    return whole_logits(step, step.heads[0])
+
+
+def whole_logits(step: Step, head: Op) -> Finding:
+    """Returns the finding where a head computes all logits of a micro-batch at once."""
+    *sizes, vocabulary = head.outputs[0].shape
+    tokens, needs, limit = math.prod(sizes), [], math.inf
+    if tokens <= CHUNK:
+        needs.append(f"a chunk has {CHUNK:,} tokens at least, so it would only cost time")
+        limit = 1.0
+    if step.weights[head].type != head.type:
+        needs.append("under autocast, cast its input and weight before")
+    shape = " × ".join(f"{size:,}" for size in (*sizes, vocabulary))
+    evidence = f"logits of {shape} at once"
+    ops = [*step.heads, *step.losses]
+    return Finding(LACKS, evidence, ops, needs="; ".join(needs), limit=limit)
 
 
 def kept_memory(step: Step) -> Finding:
@@ -281,8 +333,7 @@ def kept_memory(step: Step) -> Finding:
         case _, True:
             return Finding(HAS, "large pieces stay with the process")
         case _:
-            evidence = "large pieces go back to Linux when freed"
-            return Finding(LACKS, evidence, share=step.facts["system"])
+            return slow_pages(step, "large pieces go back to Linux when freed")
 
 
 # By the technique's patch: its check, and the device or part of a model that it needs.
@@ -337,7 +388,7 @@ def check(step: Step) -> dict[str, Finding]:
     findings = {}
     for patch, (technique_check, needs) in CHECKS.items():
         finding = not_applicable(step, needs) or technique_check(step)
-        if finding.ops:
+        if finding.ops and not finding.share:
             finding = finding._replace(share=step.time_share(finding.ops))
         findings[patch] = finding
     return findings

@@ -2,7 +2,7 @@
 
     python gpt_speed/audit/child.py '{"mode": "time", "report": "FILE"}' SCRIPT ITS ARGUMENTS
 
-Mode "time" only reads the clock where a step ends; "watch" notes every operator of one step. A
+Mode "time" only reads the clock where a step ends; "watch" notes every operator of a few steps. A
 step ends with the update, after a backward pass, of the optimizer that updates least often; without
 one, each backward pass ends a step. Only PyTorch and the standard library are imported, from
 PyTorch 2.4 and Python 3.10 on, and nothing of this repository: the script may have the same names.
@@ -19,19 +19,38 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional
+import torch.utils.checkpoint
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from watch import Watch, caller_of, frames_from, now  # type: ignore  # beside this file
 
 script = runpy.run_path(str(Path(__file__).parents[1] / "script.py"))
+marks = runpy.run_path(str(Path(__file__).with_name("marks.py")))
 hook = script["hook"]
 WARM_UP = 3  # steps that aren't timed: compilation, first allocations
 ENOUGH = 20  # timed steps
 LONGEST = 20  # seconds since the first step's end, after which two timed steps are enough
+SHORTEST = 0.3  # seconds of which the share is told that the script had a core for
 LAST_STEP, ENDED = "audit/last step", "audit/ended"  # what ranks tell each other
+
+
+class Mark(NamedTuple):
+    """What was used until the end of a step, in seconds."""
+
+    batches: int  # fetched until then
+    process: os.times_result
+    thread: float  # of the CPU, by the thread that trains
+    machine: float | None  # by all processes: see busy_seconds
+    updates: int  # done until then
+
+    @classmethod
+    def now(cls, batches: int, updates: int) -> "Mark":
+        return cls(batches, os.times(), time.thread_time(), busy_seconds(), updates)
 
 
 class Steps:
@@ -41,21 +60,27 @@ class Steps:
         self.order = order
         self.ends = {}  # when steps ended, by key: the index of their optimizer, or "backward"
         self.backwards = 0  # backward passes so far
+        self.updates = []  # when those without a backward pass in them began and ended
+        self.began = None  # the running update's begin, and `backwards` then
         self.optimizers = {}  # in order of their first updates; `backwards` at each one's last
         self.made_at = {}  # the script's lines that make optimizers, by id
         self.has_optimizer = False  # whether one exists, maybe without an update yet
         self.models = []  # that DistributedDataParallel wraps
         self.waits, self.workers = [], 0  # of the DataLoader: seconds for each batch; processes
         self.graphs = float("inf")  # that were compiled before the timed steps
-        self.marks = {}  # as `ends`: (batches fetched until then, os.times(), busy_seconds())
+        self.marks = {}  # as `ends`
 
     def begin_update(self, *_) -> None:
         """A hook before an optimizer's update."""
+        if not watch.updates:
+            self.began = moment(), self.backwards
         watch.updates += 1
 
     def end_update(self, optimizer, *_) -> None:
         """A hook after an optimizer's update, which may end a step."""
         watch.updates -= 1
+        if not watch.updates and self.began[1] == self.backwards:
+            self.updates.append((self.began[0], moment()))
         # Within the update of another optimizer, that one's counts.
         if not watch.updates and self.backwards > self.optimizers.get(optimizer, 0):
             self.optimizers[optimizer] = self.backwards
@@ -64,9 +89,9 @@ class Steps:
     def begin_backward(self, *args, **kwargs):
         """A hook before torch.autograd.backward and .grad; returns one for after it."""
         self.backwards += 1
-        if watch.on:
-            watch.note_backward(args[0] if args else kwargs.get("tensors", kwargs.get("outputs")))
-            watch.syncs += [model.require_backward_grad_sync for model in self.models]
+        if watch.recording:
+            watch.begin_backward(args[0] if args else kwargs.get("tensors", kwargs.get("outputs")))
+            watch.recording.syncs += [model.require_backward_grad_sync for model in self.models]
         return None if self.has_optimizer else lambda: self.end("backward")
 
     def begin_optimizer(self, optimizer, *_, **__) -> None:
@@ -87,7 +112,7 @@ class Steps:
         """Notes that a step ends, if an update of the optimizer with this key ends one."""
         ends = self.ends.setdefault(key, [])
         ends.append(now())
-        self.marks.setdefault(key, []).append((len(self.waits), os.times(), busy_seconds()))
+        self.marks.setdefault(key, []).append(Mark.now(len(self.waits), len(self.updates)))
         if self.order["mode"] == "time" and key == self.rarest:
             self.end_timed(ends)
         if self.order["mode"] == "watch" and key == self.order["key"]:
@@ -97,31 +122,19 @@ class Steps:
         """Begins to count after the warm-up, and ends the process when the steps are enough."""
         if len(ends) == WARM_UP + 1:
             self.graphs = compiler_counts("stats")["unique_graphs"]
-        if self.are_enough(ends):
+        enough = len(ends) > WARM_UP + ENOUGH or len(ends) > 2 and ends[-1] - ends[0] > LONGEST
+        if is_last_step(len(ends), enough):
             finish("timed")
 
     def end_watched(self, count: int) -> None:
-        """Watches the step after `count` of them, and ends the process after it."""
-        if count == self.order["watched"]:
-            for optimizer in self.optimizers:  # before other tensors with their storages
-                watch.inputs(dict(groups=optimizer.param_groups))
-            watch.on = True
-        elif count > self.order["watched"]:
-            watch.on = False
+        """Watches the `steps` after the first `skipped` ones, and ends the process after them."""
+        skipped = self.order["skipped"]
+        if count > skipped:
+            watch.end_step()
+        if count == skipped + self.order["steps"]:
             finish("watched")
-
-    @staticmethod
-    def are_enough(ends: list[float]) -> bool:
-        """Tells whether the steps that ended then are enough. Of several ranks, whose clocks
-        differ, the first one decides, and all end after its next step: none can be through with
-        that before, as they wait for each other's gradients."""
-        enough = len(ends) > WARM_UP + ENOUGH or len(ends) > 2 and ends[-1] - ends[0] > LONGEST
-        store = store_of_ranks()
-        if store is None:
-            return enough
-        if enough:
-            announce_last_step(store, len(ends) + 1)
-        return store.check([LAST_STEP]) and len(ends) >= int(store.get(LAST_STEP))
+        if count >= skipped:
+            watch.begin_step(self.optimizers)
 
     @property
     def rarest(self) -> int | str | None:
@@ -142,10 +155,16 @@ def store_of_ranks():
     return torch.distributed.distributed_c10d._get_default_store()
 
 
-def announce_last_step(store, number: int) -> None:
-    """Tells the other ranks, once, after which step they end, if this is the first one."""
-    if torch.distributed.get_rank() == 0 and not store.check([LAST_STEP]):
-        store.set(LAST_STEP, str(number))
+def is_last_step(count: int, enough: bool) -> bool:
+    """Tells whether the process ends after `count` steps, which are, or aren't, enough for it. Of
+    several ranks, whose clocks differ, the first one decides, and all end after its next step: none
+    can be through with that before, as they wait for each other's gradients."""
+    store = store_of_ranks()
+    if store is None:
+        return enough
+    if enough and torch.distributed.get_rank() == 0 and not store.check([LAST_STEP]):
+        store.set(LAST_STEP, str(count + 1))
+    return store.check([LAST_STEP]) and count >= int(store.get(LAST_STEP))
 
 
 def wait_for_ranks() -> None:
@@ -172,14 +191,21 @@ def finish(how: str, error: str = "") -> None:
         optimizers=[optimizer_facts(optimizer) for optimizer in steps.optimizers],
         tf32=uses_tf32(),
         huge_pages=has_huge_pages(),
-        ops=[*map(vars, watch.ops)],
-        older=[*watch.older.items()],
-        syncs=watch.syncs,
+        **(watched_facts(watch.middle()) if watch.recordings else {}),
     )
     script["write_report"](steps.order["report"], facts)
     if how in ("timed", "watched"):
         wait_for_ranks()
     script["kill"]()
+
+
+def watched_facts(recording) -> dict:
+    """Returns what was noted of a step."""
+    return dict(
+        ops=recording.with_middle_times(),
+        older=[*recording.older.items()],
+        syncs=recording.syncs,
+    )
 
 
 def timing_facts() -> dict:
@@ -188,19 +214,45 @@ def timing_facts() -> dict:
     ends, marks = steps.ends.get(steps.rarest, []), steps.marks.get(steps.rarest, [])
     seconds = [end - start for start, end in itertools.pairwise(ends)]
     first = min(WARM_UP, len(seconds) // 2)
-    fetched, began, busy = marks[first] if marks else (0, os.times(), None)
-    times = os.times()
-    elapsed = max(times.elapsed - began.elapsed, 0.01)
+    begin = marks[first] if marks else Mark.now(0, 0)
+    end = Mark.now(len(steps.waits), len(steps.updates))
+    elapsed = max(end.process.elapsed - begin.process.elapsed, 0.01)
+    waited = sum(steps.waits[begin.batches :])
     return dict(
         key=steps.rarest,
         steps=len(ends),
         seconds=seconds[first:],
-        waited=sum(steps.waits[fetched:]),
+        waited=waited,
+        updating=share_of_updates(steps.updates[begin.updates :], sum(seconds[first:])),
         workers=steps.workers,
-        system=min(1.0, (times.system - began.system) / elapsed),  # pages took this at most
-        children=times.children_user,
-        others=cores_of_others(began, busy, times),
+        # Pages took this share at most.
+        system=min(1.0, (end.process.system - begin.process.system) / elapsed),
+        children=end.process.children_user,
+        others=cores_of_others(begin, end),
+        computing=share_of_computing(begin, end, waited),
     )
+
+
+def moment():
+    """Returns the time; on a GPU an event, since what runs now began earlier."""
+    if not torch.cuda.is_initialized():
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def share_of_updates(updates: list[tuple], elapsed: float) -> float | None:
+    """Returns the share of the elapsed seconds that updates took, with what Python does in them,
+    by the moments of their begins and ends; None where none is known."""
+    if not updates or not elapsed:
+        return None
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+        seconds = sum(begin.elapsed_time(end) / 1000 for begin, end in updates)
+    else:
+        seconds = sum(end - begin for begin, end in updates)
+    return min(1.0, seconds / elapsed)
 
 
 def busy_seconds() -> float | None:
@@ -213,14 +265,24 @@ def busy_seconds() -> float | None:
     return (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")
 
 
-def cores_of_others(began, busy: float | None, times) -> float | None:
-    """Returns how many cores other processes have used since then; None where that isn't known, as
-    in less than a second, or where batches come from processes of the script."""
-    elapsed = times.elapsed - began.elapsed
-    if busy is None or steps.workers or elapsed < 1:
+def cores_of_others(begin: Mark, end: Mark) -> float | None:
+    """Returns how many cores other processes used meanwhile; None where that isn't known, as in
+    less than a second, or where batches come from processes of the script."""
+    elapsed = end.process.elapsed - begin.process.elapsed
+    if begin.machine is None or end.machine is None or steps.workers or elapsed < 1:
         return None
-    own = times.user + times.system - began.user - began.system
-    return max(0.0, (busy_seconds() - busy - own) / elapsed)
+    own = sum(end.process[:2]) - sum(begin.process[:2])
+    return max(0.0, (end.machine - begin.machine - own) / elapsed)
+
+
+def share_of_computing(begin: Mark, end: Mark, waited: float) -> float | None:
+    """Returns the share of the time, without the waiting for batches, for which the thread that
+    trains had a core; PyTorch's threads don't sleep while they wait for each other. None where it
+    may well wait: for a GPU, for other ranks; and for a time that is too short."""
+    elapsed = end.process.elapsed - begin.process.elapsed - waited
+    if torch.cuda.is_initialized() or store_of_ranks() is not None or elapsed < SHORTEST:
+        return None
+    return min(1.0, (end.thread - begin.thread) / elapsed)
 
 
 def compiler_facts() -> dict:
@@ -230,7 +292,14 @@ def compiler_facts() -> dict:
         graphs=graphs,
         new_graphs=max(0, graphs - steps.graphs),
         breaks=compiler_counts("graph_break"),
+        budget=memory_budget(),
     )
+
+
+def memory_budget() -> float:
+    """Returns the share of activations that the compiler may keep for the backward pass."""
+    config = sys.modules.get("torch._functorch.config")
+    return getattr(config, "activation_memory_budget", 1.0)
 
 
 def gpu_facts() -> dict:
@@ -326,12 +395,36 @@ def add_hooks() -> None:
     hook(_BaseDataLoaderIter, "__next__", steps.begin_fetch)
 
 
+def add_marks() -> None:
+    """Lets `watch` mark the operators within functions that are told of in marks.py."""
+    functional = torch.nn.functional
+    hook(torch.utils.checkpoint, "checkpoint", marking(marks["of_checkpoint"]))
+    hook(functional, "scaled_dot_product_attention", marking(marks["of_attention"]))
+    marks["keep_scriptable"](
+        functional.scaled_dot_product_attention, "aten::scaled_dot_product_attention"
+    )
+
+
+def marking(marks_of):
+    """Returns a hook before a function, which marks operators until it ends."""
+
+    def begin(*args, **kwargs):
+        if watch.recording is None:
+            return None
+        outer, watch.marks = watch.marks, watch.marks | marks_of(*args, **kwargs)
+        return lambda: setattr(watch, "marks", outer)
+
+    return begin
+
+
 def main() -> None:
     """Runs the script; always ends the process."""
     del sys.modules["watch"]  # the script may have one of that name
     add_hooks()
     if steps.order["mode"] == "time":
         torch._logging.set_logs(graph_breaks=True, recompiles=True)  # on stderr, with their lines
+    else:
+        add_marks()
     with watch if steps.order["mode"] == "watch" else contextlib.nullcontext():
         error = script["run_script"](sys.argv[2:])
     finish("failed" if error else "ended", error)

@@ -17,7 +17,7 @@ COPIES = "_to_copy", "clone", "copy_"
 class Tensor:
     """A tensor that an operator reads or makes."""
 
-    storage: int  # its number, as Watch.describe gives it
+    storage: int  # its number, as Recording.describe gives it
     shape: list[int]
     type: str
     argument: str = ""  # the operator's parameter that it is passed to

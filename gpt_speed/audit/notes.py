@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from gpt_speed.audit.graph import Op, walk
+from gpt_speed.audit.graph import DROPOUTS, Op, walk
 from gpt_speed.audit.step import Step
 from gpt_speed.common import counted
 
@@ -10,6 +10,8 @@ from gpt_speed.common import counted
 def notes_of(step: Step, timed: dict) -> list[str]:
     """Returns a line for each cost that isn't one of the techniques."""
     lines = (
+        *notes_of_masks(step),
+        note_of_bfloat16(step),
         note_of_values_read(step),
         note_of_reductions(step),
         note_of_uneven_means(step),
@@ -19,6 +21,46 @@ def notes_of(step: Step, timed: dict) -> list[str]:
         note_of_waiting(timed),
     )
     return [line for line in lines if line]
+
+
+def notes_of_masks(step: Step) -> list[str]:
+    """Tells where dropout that is computed again in the backward pass has masks of its own."""
+    drawn = [op for op in step.training if op.name in DROPOUTS or op.scalars.get("dropout_p")]
+    in_checkpoint = [op for op in drawn if op.scalars.get("forgets_random")]
+    budget = step.facts["budget"]
+    under_budget = [op for op in drawn if op.compiled and budget < 1]
+    lines = []
+    if in_checkpoint:
+        lines.append(
+            f"dropout in activation checkpointing with preserve_rng_state=False,"
+            f" {places_of(in_checkpoint)}: its masks differ in the backward pass, so that gradients"
+            " are wrong. `gpt-speed gradients` tells which"
+        )
+    if under_budget:
+        lines.append(
+            f"dropout under torch.compile's activation_memory_budget of {budget:g},"
+            f" {places_of(under_budget)}: where the backward pass computes it again, its masks"
+            " differ, and gradients are wrong. `gpt-speed gradients` tells which"
+        )
+    return lines
+
+
+def note_of_bfloat16(step: Step) -> str:
+    """Tells whether a GPU without units for bfloat16 computes in it."""
+    if not step.lacks_bfloat16 or not step.flops["bfloat16"]:
+        return ""
+    share = step.flops["bfloat16"] / step.flops.total()
+    return (
+        f"{share:.0%} of the FLOPs are in bfloat16, for which GPUs below compute capability 8.0"
+        f" have no units (this one: {step.facts['capability']}), though"
+        " torch.cuda.is_bf16_supported() is True: float16 with a GradScaler is faster"
+    )
+
+
+def places_of(ops: list[Op]) -> str:
+    """Writes the three lines that have most of some operators."""
+    places = Counter(op.place for op in ops if op.place).most_common(3)
+    return ", ".join(place for place, _ in places)
 
 
 def note_of_values_read(step: Step) -> str:
@@ -33,10 +75,9 @@ def note_of_values_read(step: Step) -> str:
     ]
     if not reads:
         return ""
-    places = Counter(op.place for op in reads if op.place).most_common(3)
     return (
-        f"{counted(len(reads), 'value')} read back from tensors in a step,"
-        f" {', '.join(place for place, _ in places)}: on a GPU the program waits for each"
+        f"{counted(len(reads), 'value')} read back from tensors in a step, {places_of(reads)}:"
+        " on a GPU the program waits for each"
     )
 
 
@@ -52,14 +93,14 @@ def note_of_reductions(step: Step) -> str:
 
 
 def note_of_uneven_means(step: Step) -> str:
-    """Tells whether tokens of small micro-batches count more."""
-    sizes = uneven_means(step)
+    """Tells whether tokens, or samples, of small micro-batches count more."""
+    sizes, unit = uneven_means(step), "token" if step.lookups else "sample"
     if not sizes:
         return ""
     return (
         f"the loss is a mean over each of {len(sizes)} micro-batches of unequal size"
-        f" ({min(sizes):,.0f} to {max(sizes):,.0f} tokens): a token of a small one counts"
-        " more. Divide sums by the tokens of all"
+        f" ({min(sizes):,.0f} to {max(sizes):,.0f} {unit}s): a {unit} of a small one counts"
+        f" more. Divide sums by the {unit}s of all"
     )
 
 
@@ -110,7 +151,7 @@ def is_computed(op: Op) -> bool:
 
 
 def uneven_means(step: Step) -> list[float]:
-    """Returns the numbers of tokens of a step's micro-batches if they differ and each one's loss
+    """Returns the numbers of targets of a step's micro-batches if they differ and each one's loss
     is their mean, which nothing but constants weights before its backward pass."""
     sizes = []
     for begin in (op for op in step.ops if op.name == "backward"):

@@ -10,11 +10,12 @@ from gpt_speed.audit.notes import notes_of
 from gpt_speed.audit.other_gpus import speeds_on, speeds_text
 from gpt_speed.audit.step import Step
 from gpt_speed.cards import PEAK_FLOPS
-from gpt_speed.common import counted, memory_text
+from gpt_speed.common import counted, listed, memory_text
 from gpt_speed.gains import expected
 from gpt_speed.tables import Column, Table, markdown, num_col, text_col
 
 BUSY = 0.3  # cores that others may use
+COMPUTING = 0.85  # share of the time for which the script needs a core
 # Of gpt_speed.speed.KINDS, where they have other names for people.
 NAMES = dict(
     products="matmuls", head="head and loss", loss="head and loss", rest="norms and the rest"
@@ -59,7 +60,10 @@ def row_of(
     number: int, name: str, patch: str, finding: Finding, gain: float | None, device: str
 ) -> dict:
     """Returns what an audit says of one technique, with its `gain` on our model."""
-    share = finding.share
+    share, most = finding.share, finding.share + finding.beside
+    # The speedup if that took no time, unless it is nearly the whole step.
+    bound = 1 / (1 - most) if 0 < most < 0.95 else None
+    here = gain if device == "cuda" else expected(patch, share, gain)
     return dict(
         number=number,
         technique=name,
@@ -68,9 +72,9 @@ def row_of(
         where=finding.where,
         share=share,
         gain=gain,
-        expected=gain if device == "cuda" else expected(patch, share, gain),
-        # The speedup if that share took no time, unless it is nearly the whole step.
-        upper_bound=1 / (1 - share) if 0 < share < 0.95 else None,
+        expected=here and min(here, bound or math.inf, finding.limit),
+        upper_bound=bound,
+        needs=finding.needs,
     )
 
 
@@ -112,7 +116,7 @@ def summary(timed: dict, machine: dict, figures: dict) -> list[str]:
     rate = f"{figures['rate'] / 1e12:,.3g} TFLOP/s"
     of = f"MFU (of {rate})" if figures["mfu"] else f"of the {rate} that large matmuls reach here"
     return [
-        *busy_line(timed.get("others")),
+        *busy_line(timed.get("others"), timed.get("computing")),
         f"{machine['name']}, PyTorch {machine['torch']}: {figures['seconds']:.3g} s a step"
         f" ({figures['fastest']:.3g}–{figures['slowest']:.3g},"
         f" {counted(figures['steps'], 'step')}){speed}",
@@ -125,20 +129,32 @@ def summary(timed: dict, machine: dict, figures: dict) -> list[str]:
     ]
 
 
-def busy_line(others: float | None) -> list[str]:
-    """Tells, first of all, whether other programs disturbed the timed steps."""
-    if not others or others < BUSY:
+def busy_line(others: float | None, computing: float | None) -> list[str]:
+    """Tells, first of all, whether the timed steps were disturbed: by the cores that other programs
+    used, and by the share of the time for which the script had one."""
+    is_busy, has_waited = (others or 0) >= BUSY, computing is not None and computing < COMPUTING
+    reasons = []
+    if has_waited:
+        reasons.append(f"the script had a core for only {computing:.0%} of the time")
+    if is_busy:
+        reasons.append(f"other programs used {others:.1f} of its cores meanwhile")
+    if not reasons:
         return []
+    head = "The machine was busy" if is_busy else "The machine was busy, or the script waited"
     return [
-        f"**The machine was busy**: other programs used {others:.1f} of its cores meanwhile, so"
-        " that the figures, the shares, and the order of the rows may mislead"
+        f"**{head}**: {listed(reasons)}, so that the figures, the shares, and the order of the rows"
+        " may mislead"
     ]
 
 
 def screen(audit: dict) -> str:
     """Writes an audit in Markdown, as one screen."""
     rows = [row for row in with_one_compile_row(audit["techniques"]) if is_open(row)]
-    source = f"Gain on our model: {audit['gains_from']}. " if audit["gains_from"] else ""
+    source = (
+        f"Expected gain: from that on our model, {audit['gains_from']}. "
+        if audit["gains_from"]
+        else ""
+    )
     parts = [
         bullets(audit["head"]),
         techniques_table(rows) if rows else "It lacks nothing.\n",
@@ -168,9 +184,10 @@ def techniques_table(rows: list[dict]) -> str:
     gain."""
 
     def order(row: dict) -> tuple[bool, float]:
-        bound = row["upper_bound"]
-        gain = row["expected"] or bound or 1
-        return row["state"] == CANT_TELL, -min(gain, bound or math.inf)
+        return row["state"] == CANT_TELL, -(row["expected"] or row["upper_bound"] or 1)
+
+    def evidence(row: dict) -> str:
+        return "; ".join(filter(None, (row["evidence"], row["needs"])))
 
     def speedup_col(heading: str, name: str) -> Column:
         return Column(heading, lambda row: f"{row[name]:.2f}×" if row[name] else "")
@@ -181,8 +198,8 @@ def techniques_table(rows: list[dict]) -> str:
         text_col("state", "state"),
         Column("share of the step", lambda row: f"{row['share']:.0%}" if row["share"] else ""),
         speedup_col("upper bound", "upper_bound"),
-        speedup_col("gain on our model", "gain"),
-        text_col("evidence", "evidence"),
+        speedup_col("expected gain", "expected"),
+        Column("evidence", evidence, left=True),
         text_col("where", "where"),
     ]
     return markdown(Table(columns, sorted(rows, key=order)))

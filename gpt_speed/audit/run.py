@@ -12,6 +12,7 @@ from gpt_speed import children
 from gpt_speed.common import UserError, counted, script_name
 
 CHILD = Path(__file__).with_name("child.py")
+WATCHED = 3  # steps
 NO_STEP = 3  # the exit code where no step was seen that can be judged
 # What PyTorch's logs say since 2.5, by what a report calls it.
 LINES = dict(
@@ -26,14 +27,20 @@ def audit(command: list[str], minutes: float, python: str = sys.executable) -> t
     children.keep_stdin()
     timed = run(command, dict(mode="time"), minutes, python)
     check_steps(timed, script_name(command))
-    watched_step = min(2, timed["steps"] - 1)
-    order = dict(mode="watch", key=timed["key"], watched=watched_step)
-    watched = run(command, order, minutes, python)
+    watched = run(command, watch_order(timed), minutes, python)
     check_matmuls(watched, script_name(command))
     if not timed["graphs"]:  # as with TORCH_COMPILE_DISABLE=1
         for op in watched["ops"]:
             op["compiled"] = False
     return timed, watched
+
+
+def watch_order(timed: dict) -> dict:
+    """Returns what the watched run has to do: to skip the first steps, which differ, and to watch
+    some. It makes no more steps than the timed run did, which made few where they are slow."""
+    skipped = min(2, timed["steps"] - 1)
+    steps = min(WATCHED, timed["steps"] - skipped)
+    return dict(mode="watch", key=timed["key"], skipped=skipped, steps=steps)
 
 
 def check_steps(timed: dict, script: str) -> None:
@@ -73,9 +80,8 @@ def check_matmuls(watched: dict, script: str) -> None:
 def run(command: list[str], order: dict, minutes: float, python: str) -> dict:
     """Returns the report of a child. Raises UserError."""
     watching = order["mode"] == "watch"
-    if watching:
-        leave_store_of_torchrun()
-    facts, log = report_of(command, order, minutes, python)
+    environment = ranks_of_their_own() if watching else {}
+    facts, log = report_of(command, order, environment, minutes, python)
     for name, line in LINES.items():
         facts[name] = [*dict.fromkeys(map(os.path.basename, re.findall(line, log)))]
     if facts["how"] == "failed" or watching and facts["how"] != "watched":
@@ -85,22 +91,27 @@ def run(command: list[str], order: dict, minutes: float, python: str) -> dict:
     return facts
 
 
-def leave_store_of_torchrun() -> None:
-    """Lets the ranks of the second run find each other by a store of their own: torchrun's still
-    holds what those of the first exchanged."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        port = int(os.environ["MASTER_PORT"]) - 1
-        os.environ |= dict(TORCHELASTIC_USE_AGENT_STORE="False", MASTER_PORT=str(port))
+def ranks_of_their_own() -> dict[str, str]:
+    """Returns the variables by which the ranks of a second run find each other: torchrun's store
+    still holds what those of the first exchanged, so that rank 0 opens one at a port beside it."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return {}
+    port = int(os.environ["MASTER_PORT"]) - 1
+    return dict(TORCHELASTIC_USE_AGENT_STORE="False", MASTER_PORT=str(port))
 
 
-def report_of(command: list[str], order: dict, minutes: float, python: str) -> tuple[dict, str]:
+def report_of(
+    command: list[str], order: dict, environment: dict[str, str], minutes: float, python: str
+) -> tuple[dict, str]:
     """Returns what a child reports, and its stderr. Raises UserError."""
     children.rewind_stdin()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
         child = [python, CHILD, json.dumps(order | dict(report=str(report))), *command]
         try:
-            code, out, err = children.run_child(child, timeout=60 * minutes)
+            code, out, err = children.run_child(
+                child, timeout=60 * minutes, environment=environment
+            )
             problem = f"{children.ending(code)}, before the audit was done"
         except subprocess.TimeoutExpired as stuck:
             out, err = map(children.decoded, (stuck.stdout, stuck.stderr))

@@ -62,6 +62,11 @@ class Step:
         """Returns what matmuls of a type compute in on a GPU."""
         return "TF32" if type == "float32" and self.facts["tf32"] else type
 
+    @property
+    def lacks_bfloat16(self) -> bool:
+        """Tells whether it runs on a GPU without units for bfloat16."""
+        return self.device == "cuda" and float(self.facts["capability"]) < 8
+
     @cached_property
     def seconds(self) -> float:
         """The time of all operators that train."""
@@ -73,18 +78,43 @@ class Step:
         return sum(op.seconds for op in self.ops if op.origin in origins) / self.seconds
 
     @cached_property
+    def updates(self) -> list[Op]:
+        """The operators of updates."""
+        return [op for op in self.ops if op.phase == "optimizer"]
+
+    @property
+    def update_share(self) -> float:
+        """The updates' share of the step's time: as they were timed, since Python may take longer
+        to call their short operators than these run; else that of the operators."""
+        return self.facts["updating"] or self.time_share(self.updates)
+
+    @property
+    def pages_share(self) -> float:
+        """The share of the step's time in which Linux makes pages, at most, where freed memory goes
+        back to it: operators pay for what others before them have freed."""
+        return self.facts["system"] if self.device == "cpu" and not self.facts["kept"] else 0.0
+
+    @cached_property
     def attentions(self) -> list[Attention]:
         """The calls of attention."""
         return attentions_of(self.training, self.weights)
 
     @cached_property
     def lookups(self) -> list[Op]:
-        """The look-ups in the table of tokens: the largest one whose indices are data."""
+        """The look-ups in the table of tokens: of those whose indices are data, the largest."""
         tables = defaultdict(list)
         for op in self.training:
             if op.name == "embedding" and any(index.is_data() for index in op.passed("indices")):
                 tables[op.inputs[0].root().storage].append(op)
-        return max(tables.values(), key=lambda ops: ops[0].inputs[0].shape[0], default=[])
+        of_tokens = [ops for ops in tables.values() if any(map(self.reads_tokens, ops))]
+        return max(of_tokens, key=lambda ops: ops[0].inputs[0].shape[0], default=[])
+
+    def reads_tokens(self, lookup: Op) -> bool:
+        """Tells whether what is looked up are tokens: of labels there is one a sample, and no head
+        has their table's shape."""
+        shapes = [index.shape for index in lookup.passed("indices")]
+        are_rows = any(len(shape) > 1 and shape[-1] > 1 for shape in shapes)
+        return are_rows or bool(self.heads_of(lookup.inputs[0]))
 
     @property
     def vocabulary(self) -> int:
@@ -92,10 +122,11 @@ class Step:
 
     @cached_property
     def heads(self) -> list[Op]:
-        """The matmuls with the table of tokens, or else the last weight of its shape."""
-        if not self.lookups:
-            return []
-        table = self.lookups[0].inputs[0]
+        """The matmuls that compute logits."""
+        return self.heads_of(self.lookups[0].inputs[0]) if self.lookups else []
+
+    def heads_of(self, table: Tensor) -> list[Op]:
+        """Returns the matmuls with a table, or else with the last weight of its shape."""
         alike = [
             (op, weight.storage)
             for op, weight in self.weights.items()

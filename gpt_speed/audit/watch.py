@@ -1,6 +1,8 @@
-"""Notes every operator of a step, in the process that trains: Watch makes a WatchedOp of each."""
+"""Notes every operator of a step, in the process that trains: Watch makes a Recording of a step,
+with a WatchedOp of each operator."""
 
 import contextlib
+import functools
 import importlib
 import itertools
 import os
@@ -10,12 +12,20 @@ import time
 import traceback
 import weakref
 from dataclasses import dataclass, field
+from statistics import median, median_low
+from typing import NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-SCALARS = "dim", "exponent", "is_causal", "causal", "non_blocking"  # arguments that checks read
+SCALARS = (
+    "dim",
+    "exponent",
+    "is_causal",
+    "causal",
+    "dropout_p",
+    "non_blocking",
+)  # arguments that checks read
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TORCH = os.path.dirname(torch.__file__)
 LIBRARIES = os.path.join("site-packages", "")
@@ -23,16 +33,17 @@ COMPILER = os.path.join(TORCH, "_dynamo", "eval_frame.py")
 NOT_OWN = os.path.join(PACKAGE, ""), os.path.join(TORCH, ""), "<"  # where code isn't the script's
 MEAN = 1  # of a loss's `reduction`
 counting = runpy.run_path(os.path.join(PACKAGE, "counting.py"))
+leaves = counting["leaves"]
 
 
 @dataclass
 class WatchedOp:
     """One call of an operator. gpt_speed.audit.graph.Op has the same fields and says what they
-    are; here an `origin` is an index, and a tensor a list, as Watch.describe returns it."""
+    are; here an `origin` is an index, and a tensor a tuple, as Recording.describe returns it."""
 
     name: str
-    inputs: list[list]
-    outputs: list[list] = field(default_factory=list)
+    inputs: list[tuple]
+    outputs: list[tuple] = field(default_factory=list)
     phase: str = "forward"
     origin: int | None = None
     place: str = ""
@@ -46,21 +57,106 @@ class WatchedOp:
     seconds: float = 0.0
 
 
+class Recording:
+    """What is noted of one step. It knows tensors by the number of their storage."""
+
+    def __init__(self):
+        self.live = {}  # number and weak reference of each storage that is alive, by its address
+        self.count = itertools.count()  # numbers for storages
+        self.older = {}  # what describe_older says of storages from before the step, by number
+        self.ops = []  # a WatchedOp for each call
+        self.times = []  # the seconds of each of them, a list for each step with equal operators
+        self.nodes = {}  # by autograd's sequence numbers, the indices in `ops` of what made nodes
+        self.syncs = []  # whether each backward pass reduces gradients over ranks
+
+    def add(self, func, args: tuple, kwargs: dict, result, caller: "Caller", phase: str) -> None:
+        """Adds the WatchedOp of a call. Its gradient's operators get its index as their origin."""
+        name, arguments = identify(func, args, kwargs)
+        flops, kernel = work_of(func, args, kwargs, result)
+        tensors = tensors_in(result)
+        origin = self.current_origin() if phase == "backward" else None
+        if phase != "backward":
+            self.nodes.setdefault(torch.autograd._get_sequence_nr() - 1, len(self.ops))
+        op = WatchedOp(
+            name,
+            inputs=self.inputs(arguments),
+            outputs=[self.describe(tensor) for tensor in tensors],
+            phase=phase,
+            origin=origin,
+            place=caller.place,
+            function=caller.function,
+            call=caller.call,
+            compiled=caller.is_compiled or origin is not None and self.ops[origin].compiled,
+            device=next((x.device.type for x in tensors_in(args) or tensors), ""),
+            flops=flops,
+            kernel=kernel,
+            scalars=scalars_of(name, arguments, result) | transfer_of(name, arguments, result),
+        )
+        self.ops.append(op)
+
+    def add_backward(self, tensors) -> None:
+        """Adds a WatchedOp that stands for the begin of a backward pass from the tensors."""
+        self.ops.append(WatchedOp("backward", self.inputs(dict(tensors=tensors)), phase="backward"))
+
+    def current_origin(self) -> int | None:
+        """Returns, in a backward pass, the index of the forward operator whose gradient is being
+        computed; None where autograd has no node for it."""
+        node = torch._C._current_autograd_node()
+        return self.nodes.get(node._sequence_nr()) if node else None
+
+    def inputs(self, arguments: dict) -> list[tuple]:
+        """Describes the tensors in arguments; each description ends with the argument's name."""
+        return [
+            (*self.describe(tensor, is_input=True), name)
+            for name, value in arguments.items()
+            for tensor in tensors_in(value)
+        ]
+
+    def describe(self, tensor, is_input: bool = False) -> tuple:
+        """Returns (number of storage, shape, type). Of an input whose storage is new to this class,
+        which means older than the step, `older` gets a description."""
+        shape, type = tuple(tensor.shape), type_name(tensor.dtype)
+        try:
+            storage = tensor.untyped_storage()
+        except (RuntimeError, NotImplementedError):  # sparse, or a tensor without storage
+            return -1, shape, type
+        key = storage._cdata
+        if key not in self.live:
+            number = next(self.count)
+            self.live[key] = number, weakref.ref(storage, lambda _: self.live.pop(key, None))
+            if is_input:
+                self.older[number] = describe_older(tensor)
+        return self.live[key][0], shape, type
+
+    def end(self) -> None:
+        """Forgets what only counts during the step, and moves the operators' times aside."""
+        self.times = [[op.seconds for op in self.ops]]
+        self.live, self.nodes = {}, {}
+
+    def is_like(self, other: "Recording") -> bool:
+        """Tells whether another step has the same operators, by name and place, in this order."""
+        return [(op.name, op.place) for op in self.ops] == [(op.name, op.place) for op in other.ops]
+
+    def with_middle_times(self) -> list[dict]:
+        """Returns its operators with the median of each one's times."""
+        middle = map(median, zip(*self.times, strict=True))
+        return [
+            vars(op) | dict(seconds=seconds) for op, seconds in zip(self.ops, middle, strict=True)
+        ]
+
+
 class Watch(TorchDispatchMode):
-    """Notes operators while it is `on`, and knows tensors by the number of their storage."""
+    """Notes the operators of steps, between begin_step and end_step."""
 
     supports_higher_order_operators = True
 
     def __init__(self):
         super().__init__()
-        self.on = False
         self.updates = 0  # that run now, one within another
-        self.live = {}  # number and weak reference of each storage that is alive, by its address
-        self.count = itertools.count()  # numbers for storages
-        self.older = {}  # what describe_older says of storages from before the step, by number
-        self.ops = []  # a WatchedOp for each call
-        self.nodes = {}  # by autograd's sequence numbers, the indices in `ops` of what made nodes
-        self.syncs = []  # whether each backward pass reduces gradients over ranks
+        self.marks = {}  # scalars for the operators of the functions that run now: see marks.py
+        self.recording = None  # of the step that is being watched
+        self.recordings = []  # of steps that are over; of equal ones the first
+        self.callers = Callers()
 
     def __enter__(self):
         if hasattr(torch.compiler, "set_stance"):
@@ -75,49 +171,50 @@ class Watch(TorchDispatchMode):
         plain = torch._C._disabled_torch_dispatch_impl
         if any(getattr(type, "__torch_dispatch__", plain) is not plain for type in types):
             return NotImplemented  # a subclass, such as DTensor, first says what it does
-        if not self.on:
+        if self.recording is None:
             return func(*args, **kwargs)
         began = now()
         result = func(*args, **kwargs)
-        self.note(func, args, kwargs, result, now() - began)
+        seconds = now() - began
+        phase = self.current_phase()
+        caller = self.callers.of(sys._getframe(), phase)
+        self.recording.add(func, args, kwargs, result, caller, phase)
+        self.recording.ops[-1].seconds = seconds
+        self.recording.ops[-1].scalars |= self.marks
         return result
 
-    def note(self, func, args, kwargs, result, seconds: float) -> None:
-        """Adds the WatchedOp of a call that took so many seconds."""
-        name, arguments = identify(func, args, kwargs)
-        flops, kernel = work_of(func, args, kwargs, result)
-        frames = frames_from(sys._getframe(1))
-        phase = self.current_phase()
-        if phase == "backward":
-            origin = self.current_origin()
-        else:
-            origin = None
-            self.nodes.setdefault(torch.autograd._get_sequence_nr() - 1, len(self.ops))
-        place, function = caller_of(frames, phase)
-        devices = [tensor.device.type for tensor in tensors_in((args, result))]
-        op = WatchedOp(
-            name,
-            inputs=self.inputs(arguments),
-            outputs=[self.describe(tensor) for tensor in tensors_in(result)],
-            phase=phase,
-            origin=origin,
-            place=place,
-            function=function,
-            call=hash(tuple((frame.f_code, frame.f_lasti) for frame in frames)),
-            compiled=is_compiled(frames) or origin is not None and self.ops[origin].compiled,
-            device=devices[0] if devices else "",
-            flops=flops,
-            kernel=kernel,
-            scalars=scalars_of(name, arguments, result) | transfer_of(name, arguments, result),
-            seconds=seconds,
-        )
-        self.ops.append(op)
+    def begin_step(self, optimizers) -> None:
+        """Begins to watch; the optimizers' tensors come before others with their storages."""
+        recording = Recording()
+        recording.inputs(dict(groups=[optimizer.param_groups for optimizer in optimizers]))
+        self.recording = recording
 
-    def note_backward(self, tensors) -> None:
-        """Adds a WatchedOp that stands for the begin of a backward pass from the tensors."""
-        self.on = False  # what describing them computes is no part of the step
-        self.ops.append(WatchedOp("backward", self.inputs(dict(tensors=tensors)), phase="backward"))
-        self.on = True
+    def begin_backward(self, tensors) -> None:
+        """Notes that a backward pass from the tensors begins."""
+        recording, self.recording = self.recording, None  # to describe them is no part of the step
+        recording.add_backward(tensors)
+        self.recording = recording
+
+    def end_step(self) -> None:
+        """Keeps what was noted; of a step with the same operators as another one only the times,
+        since a description takes memory."""
+        recording, self.recording = self.recording, None
+        recording.end()
+        for other in self.recordings:
+            if recording.is_like(other):
+                other.times += recording.times
+                return
+        self.recordings.append(recording)
+
+    def middle(self) -> Recording:
+        """Returns the recording of the step that took, of all, the middle time."""
+        totals = [
+            (sum(seconds), index)
+            for index, recording in enumerate(self.recordings)
+            for seconds in recording.times
+        ]
+        _, index = median_low(totals)
+        return self.recordings[index]
 
     def current_phase(self) -> str:
         """Returns the phase that the running operator belongs to."""
@@ -127,46 +224,60 @@ class Watch(TorchDispatchMode):
             return "optimizer"
         return "forward"
 
-    def current_origin(self) -> int | None:
-        """Returns, in a backward pass, the index of the forward operator whose gradient is being
-        computed; None where autograd has no node for it."""
-        node = torch._C._current_autograd_node()
-        return self.nodes.get(node._sequence_nr()) if node else None
 
-    def inputs(self, arguments: dict) -> list[list]:
-        """Describes the tensors in arguments; each description ends with the argument's name."""
-        return [
-            [*self.describe(tensor, is_input=True), name]
-            for name, value in arguments.items()
-            for tensor in tensors_in(value)
-        ]
+class Caller(NamedTuple):
+    """What a stack of functions says of the operator that was called from it."""
 
-    def describe(self, tensor, is_input: bool = False) -> list:
-        """Returns [number of storage, shape, type]. Of an input whose storage is new to this class,
-        which means older than the step, `older` gets a description."""
-        shape, type = [*tensor.shape], str(tensor.dtype).removeprefix("torch.")
-        try:
-            storage = tensor.untyped_storage()
-        except (RuntimeError, NotImplementedError):  # sparse, or a tensor without storage
-            return [-1, shape, type]
-        key = storage._cdata
-        if key not in self.live:
-            number = next(self.count)
-            self.live[key] = number, weakref.ref(storage, lambda _: self.live.pop(key, None))
-            if is_input:
-                self.older[number] = describe_older(tensor)
-        return [self.live[key][0], shape, type]
+    place: str  # as caller_of returns it
+    function: str
+    call: int  # equal for equal stacks
+    is_compiled: bool
+
+
+class Callers:
+    """Finds callers. Most stacks of a step come again in the next one, and are looked up."""
+
+    def __init__(self):
+        self.known = {}  # by stack and phase
+        self.codes = set()  # kept alive, so that no other code gets the address of one
+
+    def of(self, frame, phase: str) -> Caller:
+        """Returns the caller of an operator of a phase, by the innermost frame."""
+        positions, top = [], frame
+        while frame is not None:
+            positions += id(frame.f_code), frame.f_lasti
+            if frame.f_code.co_filename == COMPILER:
+                positions.append(is_compiler(frame))
+            frame = frame.f_back
+        stack = phase, *positions
+        if stack not in self.known:
+            frames = frames_from(top)
+            self.codes |= {frame.f_code for frame in frames}
+            place, function = caller_of(frames, phase)
+            self.known[stack] = Caller(place, function, hash(stack), is_compiled(frames))
+        return self.known[stack]
 
 
 def identify(func, args: tuple, kwargs: dict) -> tuple[str, dict]:
     """Returns an operator's name, as "mm", and its arguments by their names in its schema."""
-    name = str(getattr(func, "_overloadpacket", func)).removeprefix("aten.")
-    schema = getattr(func, "_schema", None)  # which operators of higher order don't have
-    if schema:
-        names = [argument.name for argument in schema.arguments]
-    else:
-        names = [str(index) for index in range(len(args))]
+    name, names = signature(func)
+    if names is None:
+        names = map(str, range(len(args)))
     return name, dict(zip(names, args, strict=False)) | kwargs
+
+
+@functools.cache
+def signature(func) -> tuple[str, list[str] | None]:
+    """Returns an operator's name, and its arguments' names; operators of higher order have no
+    schema that tells those."""
+    name = str(getattr(func, "_overloadpacket", func)).removeprefix("aten.")
+    schema = getattr(func, "_schema", None)
+    return name, [argument.name for argument in schema.arguments] if schema else None
+
+
+@functools.cache
+def type_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def work_of(func, args: tuple, kwargs: dict, result) -> tuple[int, tuple | None]:
@@ -236,7 +347,7 @@ def is_tensor(value) -> bool:
 
 
 def tensors_in(value) -> list:
-    return [leaf for leaf in tree_leaves(value) if is_tensor(leaf)]
+    return [leaf for leaf in leaves(value) if is_tensor(leaf)]
 
 
 def is_triangle(tensor) -> bool:
@@ -259,11 +370,13 @@ def is_own(frame) -> bool:
 
 def is_compiled(frames: list) -> bool:
     """Tells whether torch.compile, which only runs functions here, runs the innermost frame."""
-    return any(
-        frame.f_code.co_filename == COMPILER
-        and type(frame.f_locals.get("self")).__name__ == "OptimizeContext"
-        for frame in frames
-    )
+    return any(frame.f_code.co_filename == COMPILER and is_compiler(frame) for frame in frames)
+
+
+def is_compiler(frame) -> bool:
+    """Tells whether a frame of COMPILER is there for torch.compile, not for a function that it is
+    told to leave alone."""
+    return type(frame.f_locals.get("self")).__name__ == "OptimizeContext"
 
 
 @torch.jit.ignore

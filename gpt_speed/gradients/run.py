@@ -18,6 +18,11 @@ from gpt_speed.gradients.judge import UNIT, Check, by_numbers, by_other_run, unl
 CHILD = Path(__file__).with_name("child.py")
 ROUNDINGS = 4  # by which weights are changed, to see what rounding does to gradients
 SECONDS = 60  # for numeric derivatives
+# What a user reads while nothing else is printed for a while.
+BEGINS = (
+    "{script} runs until its first update, two to ten times, uncompiled and compiled: on two cores"
+    " mostly a minute or two"
+)
 # What may mend a wrong gradient of a compiled program, with what to type.
 MENDS = {
     "allow_buffer_reuse": "torch._inductor.config.allow_buffer_reuse = False",
@@ -120,6 +125,7 @@ def gradients(command: list[str], python: str, minutes: float) -> Answer:
     if "RANK" in os.environ:
         raise UserError("start it without torchrun, as one process", 2)
     children.keep_stdin()
+    print(BEGINS.format(script=script_name(command)), file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as folder:
         script = Script(command, python, minutes, Path(folder))
         comparison = Comparison(script, Answer(command))
@@ -136,6 +142,10 @@ class Trial:
     judge: Callable[[dict], Check]  # by what child.py reports
 
 
+class NotCompared(Exception):
+    """The reason, in words, for which a script's gradients can't be compared."""
+
+
 class Comparison:
     """The runs of a script that are compared, where it has autocast without it, in float32."""
 
@@ -148,30 +158,37 @@ class Comparison:
 
     def compare(self) -> None:
         """Adds what comes out to the answer. Raises UserError."""
-        as_it_is = self.script.run("uncompiled", Order(keep=self.file))
-        self.answer.tensors, self.answer.backwards = as_it_is["weights"], as_it_is["backwards"]
-        if as_it_is["updates"]:
-            self.answer.notes.append("its optimizer takes a closure, which isn't supported")
-            return
+        try:
+            self.compare_all()
+        except NotCompared as reason:
+            self.answer.notes.append(str(reason))
+
+    def compare_all(self) -> None:
+        """Adds all checks to the answer. Raises NotCompared where the script forbids them."""
+        as_it_is = self.as_it_is()
         plain = self.without_autocast() if as_it_is["autocast"] else as_it_is
         self.type = coarsest(plain["types"])
-        jitter = ROUNDINGS * UNIT[self.type]
-        again = self.with_jitter(jitter)
-        if reason := unlike(plain, again, jitter):
-            self.answer.notes.append(f"uncompiled it isn't the same twice: {reason}")
-            return
+        roundings = self.roundings(plain)
         budget = 1.0
         if as_it_is["compiles"]:
-            budget = self.compare_compiled(again["tensors"])
-            if as_it_is["autocast"]:
-                self.compare_autocast(as_it_is["autocast"], plain["tensors"])
+            budget = self.compare_compiled(roundings)
         else:
             self.answer.notes.append("nothing is compiled")
-        risks = risks_of(plain, budget)
-        if risks:
+        if as_it_is["compiles"] and as_it_is["autocast"]:
+            self.compare_autocast(as_it_is["autocast"], plain["tensors"])
+        if risks := risks_of(plain, budget):
             self.differentiate(bool(as_it_is["compiles"]), risks)
-        if self.answer.wrong and as_it_is["compiles"]:
+        if as_it_is["compiles"]:
             self.find_mends()
+
+    def as_it_is(self) -> dict:
+        """Returns the facts of the uncompiled script, whose gradients are kept. Raises NotCompared
+        if they aren't there before its update."""
+        facts = self.script.run("uncompiled", Order(keep=self.file))
+        self.answer.tensors, self.answer.backwards = facts["weights"], facts["backwards"]
+        if facts["updates"]:
+            raise NotCompared("its optimizer takes a closure, which isn't supported")
+        return facts
 
     def without_autocast(self) -> dict:
         """Returns the facts of a run in float32, to which the next ones are compared."""
@@ -180,11 +197,16 @@ class Comparison:
         order = replace(self.order, keep=self.file, compare=with_autocast)
         return self.script.run("uncompiled, autocast off", order)
 
-    def with_jitter(self, jitter: float) -> dict:
-        """Returns the facts of a run with other weights: what that does to a gradient, rounding
-        does."""
+    def roundings(self, plain: dict) -> dict:
+        """Returns how far each gradient is from that of the `plain` run in one with other weights:
+        what that does to a gradient, rounding does. Raises NotCompared if the two differ by more
+        than that."""
+        jitter = ROUNDINGS * UNIT[self.type]
         order = replace(self.order, compare=self.file, jitter=jitter)
-        return self.script.run("uncompiled, weights changed by rounding", order)
+        again = self.script.run("uncompiled, weights changed by rounding", order)
+        if difference := unlike(plain, again, jitter):
+            raise NotCompared(f"uncompiled it isn't the same twice: {difference}")
+        return again["tensors"]
 
     def compare_compiled(self, roundings: dict) -> float:
         """Compares the compiled gradients to the uncompiled ones; returns the memory budget that
@@ -227,10 +249,12 @@ class Comparison:
         self.answer.checks.append(trial.judge(facts))
 
     def find_mends(self) -> None:
-        """Adds to the answer with which switches of the compiler the first wrong check comes out
-        right."""
+        """Adds to the answer with which switches of the compiler the first wrong check, if there is
+        one, comes out right."""
+        if not self.answer.wrong:
+            return
         wrong = self.answer.wrong[0]
-        (trial,) = (trial for trial in self.trials if trial.name == wrong.name)
+        trial = next(trial for trial in self.trials if trial.name == wrong.name)
         for switch in MENDS:
             order = replace(trial.order, compiled=True, switches=(switch,))
             check = trial.judge(self.script.run(f"with {switch}", order))
