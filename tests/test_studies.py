@@ -53,7 +53,7 @@ CASES = [
 LONG = "A processor whose name is longer than what a title of a picture has room for @ 2.70GHz"
 H100 = "NVIDIA H100 80GB HBM3"
 FIRST, LAST, DDP = "00_orig", "01_opt_single_gpu", "02_opt_multi_gpu_ddp"
-PICTURES = {"ladder", "stages", "time-to-loss", "variants", "variants-parallel"}
+PICTURES = {"ladder", "stages", "time-to-loss", "variants", "variants-parallel", "versions"}
 
 
 @pytest.fixture(scope="module", autouse=True)

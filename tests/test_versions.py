@@ -16,7 +16,7 @@ from bench.measure.journal import journal_of
 from bench.measure.run import Resume, run_study
 from bench.report.notes import provenance
 from bench.report.tables import text_of
-from bench.studies import all_studies, versions
+from bench.studies import all_studies, gradients, versions
 from gpt_speed.common import UserError
 from gpt_speed.tables import markdown
 
@@ -75,16 +75,21 @@ def test_each_run_has_its_environment(measure, two):
     assert set(pythons) == {f"{folder}/bin/python" for folder in two}
     checks = [call for call in measure.children.calls if "--reference" in call.command]
     assert len(checks) == 2 and measure.children.calls[:2] == checks
-    caches = {
-        (call.command[0], call.environment["TORCHINDUCTOR_CACHE_DIR"])
-        for call in measure.children.calls
-        if "01" in call.command[call.command.index("--name") + 1]
-    }
-    assert len({cache for _, cache in caches}) == len(caches) == 4  # of the checks, too
     _, rows = plans[""]
     assert [row.run.compared_to for row in rows] == [None, rows[0].run.name, None, rows[2].run.name]
     assert [row.rounds for row in rows] == [2] * 4
     assert [row.rounds for row in plans[versions.CHECK][1]] == [1] * 2
+
+
+def test_each_environment_has_a_compiler_cache(measure):
+    """Of the checks, too."""
+    measure()
+    caches = {
+        (call.command[0], call.environment["TORCHINDUCTOR_CACHE_DIR"])
+        for call in measure.children.calls
+        if "01_opt_single_gpu" in call.command[call.command.index("--name") + 1]
+    }
+    assert len({cache for _, cache in caches}) == len(caches) == 4
 
 
 def test_tables(measure):
@@ -93,6 +98,12 @@ def test_tables(measure):
         assert all(row.label in text for row in rows)
         assert f"PyTorch {OLD} and {NEW}" in text
         assert provenance([measured]).endswith(f"with PyTorch {OLD} and {NEW}.")
+
+
+def test_gradients_stand_beside_the_speed_of_01(measure):
+    measured, rows = measure()[""]
+    cells = cells_of(markdown(*STUDY.tables(measured, rows)))
+    assert [cells[row.label]["gradients"] for row in rows] == ["", "", "right", "right"]
 
 
 def test_a_first_step_cold_and_again(measure):
@@ -121,6 +132,18 @@ def test_resume_takes_a_further_environment(measure, two):
     again = measure.children.calls[before:]
     assert {call.command[0] for call in again} == {f"{two[1]}/bin/python"}
     assert [row.rounds for row in plans[""][1]] == [2] * 4
+
+
+def test_an_edit_of_what_the_check_imports_repeats_the_check_alone(measure, monkeypatch, tmp_path):
+    imported = tmp_path / "numeric.py"
+    imported.write_text("")
+    monkeypatch.setattr(gradients, "NUMERIC", imported)
+    measure()
+    before = len(measure.children.calls)
+    imported.write_text("# edited")
+    measure(resume=Resume.REQUIRED)
+    again = measure.children.calls[before:]
+    assert len(again) == 2 and all("--reference" in call.command for call in again)
 
 
 def test_wrong_gradients_fail_it(measure):

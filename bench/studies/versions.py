@@ -3,17 +3,19 @@
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 from pathlib import Path
 
 from bench import processes
-from bench.analysis.rows import Row, median_known
+from bench.analysis.gradients import verdict_of
+from bench.analysis.rows import Row, median_known, rows_of
 from bench.catalogue import Run
+from bench.measure.journal import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.report.notes import machine_note, peak_note, speedup_note
+from bench.report.pictures import COLOURS, Bar, draw_bars, place_of, rows_of_panels
 from bench.report.tables import GB, INTERVAL, LOSS, RANGE, RUN, SPEED_OR_ERROR, factor_text
 from bench.studies import Study
 from bench.studies.gradients import Gradients, as_checked
@@ -42,12 +44,11 @@ class Environment:
         """The label, as a part of a file's name."""
         return re.sub(r"[^\w.]+", "-", self.label).lower()
 
-    def run(self, run: Run, before: "Environment | None") -> Run:
-        """Returns the run of a script in this environment, compared to that in the one before."""
+    def run(self, run: Run) -> Run:
+        """Returns the run of a script in this environment."""
         return run.replace(
             name=f"{run.name}-{self.name}",
             label=f"{run.label}, {self.label}",
-            compared_to=f"{run.name}-{before.name}" if before else None,
             published=None,
             python=self.python,
             facts=dict(torch=self.torch, python=self.version),
@@ -74,14 +75,20 @@ class Versions(Study):
         )
 
     def plans(self, setup):
-        yield from both_plans(self, setup)
+        environments = environments_of(setup.args.python, setup.device)
+        measured = yield check_plan(setup, environments)
+        yield training_plan(self, setup, environments, verdicts_of(measured))
 
     def later(self, setup, plan):
-        check, training = both_plans(self, setup)
-        return [training] if plan.kind == check.kind else []
+        environments = environments_of(setup.args.python, setup.device)
+        return [training_plan(self, setup, environments, {})] if plan.kind == CHECK else []
 
     def driver(self, setup, run):
         return Gradients().driver(setup, run) if is_check(run) else []
+
+    def imports(self, run):
+        return Gradients().imports(run) if is_check(run) else []
+
 
     def summary(self, record, plan):
         kind = Gradients() if plan.kind == CHECK else super()
@@ -105,6 +112,7 @@ class Versions(Study):
             Column("again", lambda row: fmt(warm_first_step(row), ".1f")),
             GB,
             LOSS,
+            text_col("gradients", "run.facts.gradients"),
         ]
         return [Table(columns, rows)]
 
@@ -114,24 +122,58 @@ class Versions(Study):
         return [
             f"{machine_note(measured, rows)} {peak_note(measured.peak)}",
             f"{speedup_note(rows)} *First step*: cold, with all to compile; *again*: the median of"
-            " the rounds that found it compiled.",
+            " the rounds that found it compiled. *Gradients*: those of 01, by the check above.",
         ]
 
+    def picture(self, measured, rows):
+        """Draws the speed, and the seconds of the first step: again, and cold behind it."""
+        if measured.kind == CHECK or not any(row.speeds for row in rows[1:]):
+            return None
+        figure, [(_, speed, first_step)] = rows_of_panels(
+            [f"Speed and first step by version of PyTorch: {place_of(measured)}"],
+            [1.6 + 0.5 * len(rows)],
+            [3, 2],
+        )
+        draw_bars(speed, [speed_bar(row) for row in rows])
+        draw_bars(first_step, [first_step_bar(row) for row in rows])
+        speed.set_xlabel("tokens per second")
+        first_step.set_xlabel("seconds of the first step; hatched: cold")
+        return figure
 
-def both_plans(study: Study, setup: Setup) -> Iterator[Plan]:
-    """Yields the check of gradients, then the training. Raises UserError, StackError."""
-    environments = environments_of(setup.args.python, setup.device)
-    plain, fast = setup.scripts.stage("00"), setup.scripts.stage("01")
-    checked = as_checked(fast).replace(name=f"{CHECK}-{fast.name}")
-    checks = [environment.run(checked, None) for environment in environments]
-    yield Plan(checks, CHECK, rounds=1, full_length=True, cold_rounds=1)
-    first = environments[0]
-    runs = [
-        environment.run(script, first if environment is not first else None)
-        for script in (plain, fast)
-        for environment in environments
-    ]
-    yield Plan(runs, **study.length(setup))
+
+def check_plan(setup: Setup, environments: list[Environment]) -> Plan:
+    """Returns the plan that checks the gradients of 01 in each environment. Raises StackError."""
+    checked = as_checked(setup.scripts.stage("01"))
+    checked = checked.replace(name=f"{CHECK}-{checked.name}")
+    return Plan(
+        [environment.run(checked) for environment in environments],
+        CHECK,
+        rounds=1,
+        full_length=True,
+    )
+
+
+def verdicts_of(checked: Measurement) -> dict[str, str]:
+    """Returns what the gradients of each run came to, by the name that it has where it trains."""
+    return {
+        row.run.name.removeprefix(f"{CHECK}-"): row.error or verdict_of(row.record).text
+        for row in rows_of(checked)
+    }
+
+
+def training_plan(
+    study: Study, setup: Setup, environments: list[Environment], verdicts: dict[str, str]
+) -> Plan:
+    """Returns the plan of 00 and 01 in every environment, each compared to itself in the first
+    one. Its runs keep what was found of their gradients. Raises StackError."""
+    runs = []
+    for stage in ("00", "01"):
+        first, *others = [
+            environment.run(setup.scripts.stage(stage)) for environment in environments
+        ]
+        runs += [first, *(run.replace(compared_to=first.name) for run in others)]
+    runs = [run.replace(facts=run.facts | dict(gradients=verdicts.get(run.name))) for run in runs]
+    return Plan(runs, **study.length(setup))
 
 
 def is_check(run: Run) -> bool:
@@ -145,6 +187,21 @@ def warm_first_step(row: Row) -> float | None:
         for number, training in row.by_round.items()
         if number not in row.compiling_rounds
     )
+
+
+def speed_bar(row: Row) -> Bar:
+    text = row.error or f"{row.tok_per_sec:,.0f}"
+    if row.factor:
+        text += f"  ({factor_text(row)}×)"
+    label = row.label.replace(", ", "\n", 1)
+    return Bar(label, row.tok_per_sec, text, COLOURS[row.run.stage], row.speeds)
+
+
+def first_step_bar(row: Row) -> Bar:
+    again = warm_first_step(row)
+    cold = row.record.first_step_seconds if row.record else None
+    text = " / ".join(fmt(seconds, ".1f") for seconds in (again, cold) if seconds is not None)
+    return Bar("", again, text, COLOURS[row.run.stage], behind=cold)
 
 
 def environments_of(names: list[str], device: str) -> list[Environment]:
