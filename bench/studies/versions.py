@@ -14,7 +14,7 @@ from bench.analysis.rows import Row, median_known, rows_of
 from bench.catalogue import Run
 from bench.measure.journal import Measurement
 from bench.measure.plan import Plan, Setup
-from bench.report.notes import machine_note, peak_note, speedup_note
+from bench.report.notes import machine_note, speedup_note
 from bench.report.pictures import COLOURS, Bar, draw_bars, place_of, rows_of_panels
 from bench.report.tables import GB, INTERVAL, LOSS, RANGE, RUN, SPEED_OR_ERROR, factor_text
 from bench.studies import Study
@@ -89,7 +89,6 @@ class Versions(Study):
     def imports(self, run):
         return Gradients().imports(run) if is_check(run) else []
 
-
     def summary(self, record, plan):
         kind = Gradients() if plan.kind == CHECK else super()
         return kind.summary(record, plan)
@@ -120,7 +119,7 @@ class Versions(Study):
         if measured.kind == CHECK:
             return [machine_note(measured, rows)]
         return [
-            f"{machine_note(measured, rows)} {peak_note(measured.peak)}",
+            machine_note(measured, rows),
             f"{speedup_note(rows)} *First step*: cold, with all to compile; *again*: the median of"
             " the rounds that found it compiled. *Gradients*: those of 01, by the check above.",
         ]
@@ -145,12 +144,8 @@ def check_plan(setup: Setup, environments: list[Environment]) -> Plan:
     """Returns the plan that checks the gradients of 01 in each environment. Raises StackError."""
     checked = as_checked(setup.scripts.stage("01"))
     checked = checked.replace(name=f"{CHECK}-{checked.name}")
-    return Plan(
-        [environment.run(checked) for environment in environments],
-        CHECK,
-        rounds=1,
-        full_length=True,
-    )
+    runs = [environment.run(checked) for environment in environments]
+    return Plan(runs, CHECK, rounds=1, full_length=True)
 
 
 def verdicts_of(checked: Measurement) -> dict[str, str]:
@@ -168,9 +163,8 @@ def training_plan(
     one. Its runs keep what was found of their gradients. Raises StackError."""
     runs = []
     for stage in ("00", "01"):
-        first, *others = [
-            environment.run(setup.scripts.stage(stage)) for environment in environments
-        ]
+        script = setup.scripts.stage(stage)
+        first, *others = [environment.run(script) for environment in environments]
         runs += [first, *(run.replace(compared_to=first.name) for run in others)]
     runs = [run.replace(facts=run.facts | dict(gradients=verdicts.get(run.name))) for run in runs]
     return Plan(runs, **study.length(setup))
