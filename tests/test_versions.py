@@ -97,6 +97,7 @@ def test_tables(measure):
         text = text_of(STUDY, measured)
         assert all(row.label in text for row in rows)
         assert f"PyTorch {OLD} and {NEW}" in text
+        assert "row above" not in text  # of three environments it is another script's
         assert provenance([measured]).endswith(f"with PyTorch {OLD} and {NEW}.")
 
 

@@ -100,9 +100,10 @@ def peak_note(matmul_peak: dict[str, float]) -> str:
     return f"Matmul throughput (matmul peak): {rates} TFLOP/s."
 
 
-def speedup_note(rows: list[Row]) -> str:
-    """Returns what the speedups of a table are over, and which rows aren't compiled."""
-    over = reference_in_words(rows)
+def speedup_note(rows: list[Row], over: str = "") -> str:
+    """Returns what the speedups of a table are over, by default in reference_in_words, and which
+    rows aren't compiled."""
+    over = over or reference_in_words(rows)
     note = f"Speedups are {over}; docs/methodology.md says what else the columns mean."
     note += joined_note(rows)
     if any(row.speedup().is_wide for row in rows):

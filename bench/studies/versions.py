@@ -118,10 +118,11 @@ class Versions(Study):
     def notes(self, measured, rows):
         if measured.kind == CHECK:
             return [machine_note(measured, rows)]
+        speedups = speedup_note(rows, "over the same script in the first environment")
         return [
             machine_note(measured, rows),
-            f"{speedup_note(rows)} *First step*: cold, with all to compile; *again*: the median of"
-            " the rounds that found it compiled. *Gradients*: those of 01, by the check above.",
+            f"{speedups} *First step*: cold, with all to compile; *again*: the median of the rounds"
+            " that found it compiled. *Gradients*: those of 01, by the check above.",
         ]
 
     def picture(self, measured, rows):
