@@ -75,6 +75,8 @@ def test_each_run_has_its_environment(measure, two):
     assert set(pythons) == {f"{folder}/bin/python" for folder in two}
     checks = [call for call in measure.children.calls if "--reference" in call.command]
     assert len(checks) == 2 and measure.children.calls[:2] == checks
+    assert {call.cores for call in checks} == {1}
+    assert {call.cores for call in measure.children.calls[2:]} == {None}
     _, rows = plans[""]
     assert [row.run.compared_to for row in rows] == [None, rows[0].run.name, None, rows[2].run.name]
     assert [row.rounds for row in rows] == [2] * 4

@@ -51,7 +51,7 @@ class Environment:
             label=f"{run.label}, {self.label}",
             published=None,
             python=self.python,
-            facts=dict(torch=self.torch, python=self.version),
+            facts=run.facts | dict(torch=self.torch, python=self.version),
         )
 
 
@@ -88,6 +88,9 @@ class Versions(Study):
 
     def imports(self, run):
         return Gradients().imports(run) if is_check(run) else []
+
+    def cores(self, run):
+        return run.facts.get("cores")
 
     def summary(self, record, plan):
         kind = Gradients() if plan.kind == CHECK else super()
@@ -144,7 +147,9 @@ class Versions(Study):
 def check_plan(setup: Setup, environments: list[Environment]) -> Plan:
     """Returns the plan that checks the gradients of 01 in each environment. Raises StackError."""
     checked = as_checked(setup.scripts.stage("01"))
-    checked = checked.replace(name=f"{CHECK}-{checked.name}")
+    # In so small a model a CPU's threads would wait for each other.
+    cores = 1 if setup.device == "cpu" else None
+    checked = checked.replace(name=f"{CHECK}-{checked.name}", facts=dict(cores=cores))
     runs = [environment.run(checked) for environment in environments]
     return Plan(runs, CHECK, rounds=1, full_length=True)
 
