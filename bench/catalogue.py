@@ -48,6 +48,7 @@ class Run:
     ablated: str | None = None  # the technique or variant that was taken out of it
     compared_to: str | None = None  # the name of an earlier run
     error: str | None = None  # why it can't run
+    python: str | Path | None = None  # of which environment (None: that of measure.py)
     facts: dict[str, Any] = field(default_factory=dict, hash=False)  # for its study alone
 
     def replace(self, **changes) -> "Run":

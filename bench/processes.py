@@ -34,11 +34,12 @@ def ask(
     command: Sequence[str | Path],
     environment: dict[str, str] | None = None,
     seconds: float = ANSWER_SECONDS,
+    python: str | Path = sys.executable,
 ) -> str:
-    """Returns what Python prints for a script or module of this repository with these variables
+    """Returns what a Python prints for a script or module of this repository with these variables
     besides, within so many seconds. Raises UserError."""
     words = shlex.join(map(relative, command))
-    code, out, err = answer_of([sys.executable, *command], words, environment, seconds)
+    code, out, err = answer_of([python, *command], words, environment, seconds)
     if code:
         raise UserError(f"{words} failed: {error_line(err)}")
     return out
@@ -58,9 +59,10 @@ def answer_of(
         raise UserError(f"{words} gave no answer within {seconds:g} s")
 
 
-def ask_machine(question: str) -> Any:
-    """Returns the answer of bench.measure.environment to one of its questions. Raises UserError."""
-    answer = ask(["-m", "bench.measure.environment", question])
+def ask_machine(question: str, python: str | Path = sys.executable) -> Any:
+    """Returns the answer of bench.measure.environment, in the environment of a Python, to one of
+    its questions. Raises UserError."""
+    answer = ask(["-m", "bench.measure.environment", question], python=python)
     return json.loads(answer.splitlines()[-1])
 
 

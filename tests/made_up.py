@@ -326,7 +326,7 @@ class Children:
                 print(json.dumps(RIGHT_GRADIENTS), file=file)
         return 0, "", ""
 
-    def ask_machine(self, question):
+    def ask_machine(self, question, python=None):
         self.asked.append(question)
         return self.answers[question]
 

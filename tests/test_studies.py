@@ -33,7 +33,7 @@ from bench.common import ROOT
 from bench.measure.plan import SCRATCH, Growth, Plan
 from bench.report.pictures import picture_bytes
 from bench.report.tables import excerpts_of, picture_name, text_of
-from bench.studies import all_studies, search, stages
+from bench.studies import all_studies, search, stages, versions
 from bench.studies.profile import kind_of
 from bench.studies.scaling import efficiency_of, numbers
 from gpt_speed.common import UserError
@@ -43,16 +43,17 @@ from patches import stack
 STUDIES = all_studies()
 SCRIPTS = Scripts()
 GPUS = MACHINE | dict(gpus=4)
+LINES = {"versions": ("--python A --python B",)}  # of studies that need options
 CASES = [
     (name, line, machine)
     for name, study in STUDIES.items()
-    for line in study.report_options or [""]
+    for line in LINES.get(name) or study.report_options or [""]
     for machine in (CPU, GPUS)
 ]
 LONG = "A processor whose name is longer than what a title of a picture has room for @ 2.70GHz"
 H100 = "NVIDIA H100 80GB HBM3"
 FIRST, LAST, DDP = "00_orig", "01_opt_single_gpu", "02_opt_multi_gpu_ddp"
-PICTURES = {"ladder", "stages", "time-to-loss", "variants", "variants-parallel"}
+PICTURES = {"ladder", "stages", "time-to-loss", "variants", "variants-parallel", "versions"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,8 +65,14 @@ def defaults():
             "configurations",
             lambda runs, *_: {run.name: dict(batch_size=8, learning_rate=5e-4) for run in runs},
         )
+        patch.setattr(versions, "environments_of", made_up_environments)
         yield
     plt.close("all")
+
+
+def made_up_environments(names: list[str], device: str) -> list[versions.Environment]:
+    """Environments whose PyTorch is called as they are, without a process that asks them."""
+    return [versions.Environment(ROOT / name, name, "3.11", device) for name in names]
 
 
 def setup_for(folder, name: str, line: str = "", machine: dict = CPU, options=()):

@@ -42,7 +42,7 @@ def command_of(
         "--seed": job.seed,
     }
     return [
-        sys.executable,
+        run.python or sys.executable,
         *launcher_of(run),
         *study.driver(setup, run),
         setup.script(run),
@@ -67,9 +67,9 @@ def launcher_of(run: Run) -> list[str]:
     ]
 
 
-def as_typed(command: list) -> str:
-    """Returns a command as a user would type it."""
-    return shlex.join(["python", *map(relative, command[1:])])
+def as_typed(command: list, python: str | Path = "python") -> str:
+    """Returns a command as a user would type it, who calls its Python so."""
+    return shlex.join(map(relative, [python, *command[1:]]))
 
 
 @dataclass(frozen=True)
@@ -195,9 +195,11 @@ def collected(study: Measurable, setup: Setup, folder: Path) -> Outcome:
 
 
 def compiler_cache(job: Job, measurement: Measurement) -> Path:
-    """Returns the folder of what torch.compile keeps, one for each script and options, so that
-    studies share it. Empties it in the rounds that compile again."""
+    """Returns the folder of what torch.compile keeps, one for each script, options and
+    environment, so that studies share it. Empties it in the rounds that compile again."""
     key = [measurement.sources[job.run.name], job.run.options]
+    if job.run.python:
+        key.append(str(job.run.python))
     cache = BUILD / "compiler-cache" / sha256(json.dumps(key).encode())[:16]
     if job.round <= measurement.plan.cold_rounds:
         remove_built(cache)

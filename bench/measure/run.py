@@ -289,7 +289,8 @@ class Runner:
             elif own:
                 length, scratch = self.lengths[run.name], BUILD / "scratch"
                 command = command_of(self.study, own[0], self.setup, length, scratch)
-                print(f"{counted(len(own), 'run')}: {as_typed(command)}")
+                typed = as_typed(command, run.python or "python")
+                print(f"{counted(len(own), 'run')}: {typed}")
 
     def describe(self, job: Job, result: Result) -> str:
         """Returns what a run brought; where a GPU's memory ran out, also what to type."""

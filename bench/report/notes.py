@@ -3,6 +3,7 @@ mean says docs/methodology.md."""
 
 import shlex
 from collections.abc import Iterable
+from itertools import chain
 from operator import attrgetter
 
 from bench.analysis.rows import WIDE, Row, printed
@@ -25,8 +26,14 @@ def provenance(measured: Iterable[Measurement]) -> str:
     when = f"from {first} to {last}"
     if first == last:
         when = f"on {first}"
-    versions = dict.fromkeys(measurement.machine["torch"] for measurement in ordered)
+    versions = dict.fromkeys(chain.from_iterable(map(torch_versions, ordered)))
     return f"Measured {when} with PyTorch {listed(versions)}."
+
+
+def torch_versions(measured: Measurement) -> list[str]:
+    """Returns the PyTorch of its runs; several where they ran in environments of their own."""
+    own = [run.facts["torch"] for run in measured.plan.runs if run.python]
+    return list(dict.fromkeys(own)) or [measured.machine["torch"]]
 
 
 def moment_of(measured: Measurement) -> str:
@@ -74,7 +81,7 @@ def machine_note(measured: Measurement, rows: list[Row]) -> str:
     parts += [f"batch size {batch} in place of {published}" for published, batch in batches.items()]
     if measured.text:
         parts.append(f"text: {measured.text}")
-    note = f"{machine['name']}, PyTorch {machine['torch']}; {', '.join(parts)}."
+    note = f"{machine['name']}, PyTorch {listed(torch_versions(measured))}; {', '.join(parts)}."
     reasons = {float32_reason(row.record) for row in rows if row.record} - {None}
     if reasons:
         note += f" From technique 5 on all is trained in **float32** ({listed(sorted(reasons))})."
@@ -104,9 +111,10 @@ def peak_note(matmul_peak: dict[str, float]) -> str:
     return f"Matmul throughput (matmul peak): {rates} TFLOP/s."
 
 
-def speedup_note(rows: list[Row]) -> str:
-    """Returns what the speedups of a table are over, and which rows aren't compiled."""
-    over = reference_in_words(rows)
+def speedup_note(rows: list[Row], over: str = "") -> str:
+    """Returns what the speedups of a table are over, by default in reference_in_words, and which
+    rows aren't compiled."""
+    over = over or reference_in_words(rows)
     note = f"Speedups are {over}; docs/methodology.md says what else the columns mean."
     note += joined_note(rows)
     if any(row.speedup().is_wide for row in rows):
