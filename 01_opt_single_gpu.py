@@ -4,9 +4,10 @@
 
 00_orig.py spells out model and training loop, 01_opt_single_gpu.py adds fifteen speed techniques,
 02_opt_multi_gpu_ddp.py trains on many GPUs. This is a benchmark, not a training recipe: that would
-also schedule the learning rate and clip gradients. Read data, model and training; main() ties them
-together. Name suffixes give tensor dimensions: B batch, T tokens of the context, C channels (the
-width), H heads, D channels of one head, V vocabulary.
+also schedule the learning rate and clip gradients. Read data, model and training, and stop at
+"Plumbing", which protects a run rather than teaches; main() at the end ties all together. Name
+suffixes give tensor dimensions: B batch, T tokens of the context, C channels (the width), H heads,
+D channels of one head, V vocabulary.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import sys
 import time
 import warnings
 from collections import namedtuple
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -46,49 +47,36 @@ MODELS = {  # cpu-demo takes a minute on a CPU, where 01's fast attention can't 
 }
 
 
-def option(default, text: str, low: float | None = None, below: float = math.inf, **more):
-    """Returns a field that is also a --flag: a number from `low` to less than `below`, or text."""
-    def number(given: str) -> float:
-        value = float(given) if isinstance(default, float) else int(given)
-        if not low <= value < below:
-            raise argparse.ArgumentTypeError(f"{value} is out of range")
-        return value
-    text += "" if "default" in text else f" (default: {default})"
-    form = more or (dict(metavar="TEXT") if low is None else dict(metavar="N", type=number))
-    return field(default=default, metadata=form | dict(help=text))
-
-
 @dataclass
 class Config:
     """The settings of a run. The defaults reproduce S. Raschka's published experiment."""
 
-    model: str = option("gpt2", "model size (default: gpt2 on CUDA, else cpu-demo)", choices=MODELS)
+    model: str = "gpt2"
     layers: int = 12
     heads: int = 12
     width: int = 768
     vocab_size: int = 50_304  # GPT-2's 50,257 and 47 unused ids: a multiple of 64 is faster
-    context_length: int = option(1024, "tokens per window", 1)
-    dropout: float = option(0.1, "share of activations zeroed in training", 0, 1)
-    dtype: str = option("auto", "weight dtype (default: bfloat16 if the hardware supports it)",
-                        choices=("auto", "float32", "bfloat16"))
+    context_length: int = 1024
+    dropout: float = 0.1
+    dtype: str = "auto"
     dtype_reason: str = "by --dtype"
 
-    batch_size: int = option(32, "windows per step and process", 1)
-    learning_rate: float = option(5e-4, "AdamW's learning rate", 0, 1e36)
-    weight_decay: float = option(0.1, "AdamW's weight decay", 0)
-    compile: bool = option(True, "torch.compile, not on mps", action=argparse.BooleanOptionalAction)
+    batch_size: int = 32
+    learning_rate: float = 5e-4
+    weight_decay: float = 0.1
+    compile: bool = True
 
-    seed: int = option(123, "seed of the weights, dropout and batch order", 0, 2**63)
-    epochs: int = option(15, "epochs; training stops at the first limit reached", 1)
-    max_steps: int | None = option(None, "steps; default: no limit", 1)
-    max_tokens: int | None = option(None, "tokens of all processes; default: no limit", 1)
-    target_loss: float = option(0.0, "stop at this validation loss; default: none", 0)
-    eval_freq: int = option(15, "steps between log lines; each epoch ends with another line", 1)
-    eval_windows: int = option(40, "windows per split used to compute losses", 1)
-    device: torch.device = option(None, "such as cuda:1; default: cuda, else mps, else cpu")
-    data: str = option(str(HERE / "data"), "folder of the tokens; default: data/ beside this file")
-    results_dir: str = option(str(HERE / "results"), "folder of the record; default: results/")
-    name: str = option(Path(__file__).stem, "name of the run in its record")
+    seed: int = 123
+    epochs: int = 15
+    max_steps: int | None = None
+    max_tokens: int | None = None
+    target_loss: float = 0.0
+    eval_freq: int = 15
+    eval_windows: int = 40
+    device: torch.device = None
+    data: str = str(HERE / "data")
+    results_dir: str = str(HERE / "results")
+    name: str = Path(__file__).stem
 
     tokens_per_step = property(lambda self: self.batch_size * self.context_length)
 
@@ -114,30 +102,42 @@ Data = namedtuple("Data", "meta train val tokenizer")  # meta holds prepare.py's
 
 
 def load_data(config: Config) -> Data:
-    """Loads the tokens in --data; runs prepare.py if the default has none. Raises UserError."""
+    """Loads the tokens in --data. Raises UserError if there are none, or too few."""
+    prepare_data(config)
+    folder = Path(config.data)
+    try:
+        data = read_data(folder, config)
+    except Exception as error:  # damaged files can raise anything
+        reason = "no" if isinstance(error, FileNotFoundError) else f"damaged ({error!r})"
+        raise UserError(f"{reason} tokens in {folder}: run `python data/prepare.py --out {folder}`")
+    if len(data.train) < config.batch_size or len(data.val) < 1:
+        raise UserError(f"the text is too short: {len(data.train)} windows to train on,"
+                        f" {len(data.val)} to validate on: lower --context-length or --batch-size")
+    return data
+
+
+def read_data(folder: Path, config: Config) -> Data:
+    """Reads what prepare.py wrote; tokens are mapped into memory, not copied."""
+    meta, words = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+                   for name in ("meta", "vocabulary"))
+    json.dumps(meta, allow_nan=False)  # raises for NaN, which the record can't hold
+    train, val = (np.memmap(folder / f"{part}.bin", "<u2", "r", shape=meta["tokens"][part])
+                  for part in ("train", "val"))
+    if max(train.max(), val.max()) >= config.vocab_size:
+        raise ValueError("ids that the model doesn't have")
+    ids = {word.encode("latin-1"): i for i, word in enumerate(words["tokens"])}
+    tokenizer = tiktoken.Encoding(meta["tokenizer"], pat_str=words["pattern"],
+                                  mergeable_ranks=ids, special_tokens=words["special"])
+    T = config.context_length
+    return Data(meta, TokenWindows(train, T), TokenWindows(val, T), tokenizer)
+
+
+def prepare_data(config: Config) -> None:
+    """Runs prepare.py if the default folder has no tokens."""
     folder, script = Path(config.data), HERE / "data" / "prepare.py"  # it writes meta.json last
     if config.data == Config.data and script.exists() and not (folder / "meta.json").exists():
         print(f"No tokens in {folder}: running data/prepare.py", flush=True)
         subprocess.run([sys.executable, script])
-    try:
-        meta, words = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-                       for name in ("meta", "vocabulary"))
-        json.dumps(meta, allow_nan=False)  # raises for NaN, which the record can't hold
-        parts = [np.memmap(folder / f"{part}.bin", "<u2", "r", shape=meta["tokens"][part])
-                 for part in ("train", "val")]  # mapped, not copied into memory
-        if max(part.max() for part in parts) >= config.vocab_size:
-            raise ValueError("ids that the model doesn't have")
-        ids = {word.encode("latin-1"): i for i, word in enumerate(words["tokens"])}
-        tokenizer = tiktoken.Encoding(meta["tokenizer"], pat_str=words["pattern"],
-                                      mergeable_ranks=ids, special_tokens=words["special"])
-    except Exception as error:  # damaged files can raise anything
-        reason = "no" if isinstance(error, FileNotFoundError) else f"damaged ({error!r})"
-        raise UserError(f"{reason} tokens in {folder}: run `python data/prepare.py --out {folder}`")
-    train, val = (TokenWindows(part, config.context_length) for part in parts)
-    if len(train) < config.batch_size or len(val) < 1:
-        raise UserError(f"the text is too short: {len(train)} windows to train on, {len(val)} to"
-                        " validate on: lower --context-length or --batch-size")
-    return Data(meta, train, val, tokenizer)
 
 
 def make_loader(windows: TokenWindows, config: Config) -> DataLoader:
@@ -213,6 +213,7 @@ class GPTModel(nn.Module):
         if targets_BT is None:
             return self.head(x_BTC)
         x_NC, targets_N = x_BTC.flatten(0, 1), targets_BT.flatten()
+        # The forward pass of ChunkedLoss computes the gradients, too; loss.backward() scales them.
         return ChunkedLoss.apply(x_NC, self.head.weight, targets_N) / len(targets_N)
 
 
@@ -277,7 +278,7 @@ def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
 
 
 def compute_loss(model: nn.Module, x_BT: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy, in nats per token."""
+    """Mean cross entropy, in nats per token, which GPTModel.forward computes."""
     return model(x_BT, y_BT)
 
 
@@ -292,8 +293,7 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None
     run.start(model, data, config)
     optimizer = make_optimizer(model, config)
     loader = make_loader(data.train, config)
-    steps_of_tokens = math.ceil((config.max_tokens or sys.maxsize) / config.tokens_per_step)
-    total_steps = min(config.epochs * len(loader), config.max_steps or sys.maxsize, steps_of_tokens)
+    total_steps = count_steps(config, len(loader))
     print(f"{len(loader)} steps per epoch, {total_steps} in all\n")
 
     for epoch in range(config.epochs):
@@ -313,10 +313,7 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None
                 seconds = seconds_between(times)  # of each step; evaluation isn't timed
                 train_loss, val_loss = (evaluate(model, x, config) for x in (data.train, data.val))
                 run.log(epoch + 1, step, seconds, train_loss, val_loss)
-                if not math.isfinite(train_loss + val_loss):
-                    bug = config.compile and torch.__version__.startswith("2.10.")
-                    advice = "update PyTorch 2.10" if bug else "lower --learning-rate"
-                    raise FloatingPointError(f"the loss is not finite: {advice}")
+                check_loss(train_loss + val_loss, config)
                 done = done or val_loss <= config.target_loss
                 times = [now(config.device)]  # the clock starts again
             if done:
@@ -324,6 +321,24 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None
         run.epoch(epoch + 1, model, data.tokenizer)  # a sample, not timed either
         if done:
             break
+
+
+def count_steps(config: Config, steps_per_epoch: int) -> int:
+    """Returns after how many steps the first limit is reached."""
+    limits = [config.epochs * steps_per_epoch]
+    if config.max_steps:
+        limits.append(config.max_steps)
+    if config.max_tokens:
+        limits.append(math.ceil(config.max_tokens / config.tokens_per_step))
+    return min(limits)
+
+
+def check_loss(loss: float, config: Config) -> None:
+    """Raises FloatingPointError if training has diverged."""
+    if not math.isfinite(loss):
+        has_bug = config.compile and torch.__version__.startswith("2.10.")
+        advice = "update PyTorch 2.10" if has_bug else "lower --learning-rate"
+        raise FloatingPointError(f"the loss is not finite: {advice}")
 
 
 @torch.no_grad()
@@ -374,6 +389,35 @@ def seconds_between(times: list) -> list[float]:
 
 # ---- Plumbing: hardware, record, settings, errors ----------------------------------------------
 
+def set_up_process() -> None:
+    """Sets what holds for the whole process, before a library reads it."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
+    sys.stdout.reconfigure(errors="replace")  # a sample may hold what a terminal can't show
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # PyTorch needs it
+    os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # quicker exp and tanh on a GPU
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages (Linux), before any tensor
+    if not torch.cuda.is_available() and platform.libc_ver()[0] == "glibc":
+        for parameter, value in ((-1, -1), (-4, 0)):  # M_TRIM_THRESHOLD: never; M_MMAP_MAX: none
+            ctypes.CDLL(None).mallopt(parameter, value)  # freed memory stays for the next step
+    if has_own_memory():
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # fewer gaps
+
+
+def has_own_memory() -> bool:
+    """Returns whether there is an NVIDIA GPU, under Linux, with memory of its own; a GB10 uses the
+    host's. The driver is asked, since PyTorch tells only after its allocator has read settings."""
+    shared = ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:  # another system, or no such GPU
+        return False
+    driver.cuInit(0)
+    driver.cuDeviceGetAttribute(ctypes.byref(shared), 18, 0)  # CU_DEVICE_ATTRIBUTE_INTEGRATED
+    return not shared.value
+
+
 def best_dtype(device: torch.device) -> tuple[str, str]:
     """Returns bfloat16 if the hardware has units for it, else float32, and the reason."""
     if device.type == "cuda":
@@ -422,19 +466,6 @@ def attention_backend(model: nn.Module, config: Config) -> str | None:
     return kernel
 
 
-def has_own_memory() -> bool:
-    """Returns whether there is an NVIDIA GPU, under Linux, with memory of its own; a GB10 uses the
-    host's. The driver is asked, since PyTorch tells only after its allocator has read settings."""
-    shared = ctypes.c_int()
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:  # another system, or no such GPU
-        return False
-    driver.cuInit(0)
-    driver.cuDeviceGetAttribute(ctypes.byref(shared), 18, 0)  # CU_DEVICE_ATTRIBUTE_INTEGRATED
-    return not shared.value
-
-
 def memory_gb(device: torch.device) -> dict[str, float | None]:
     """Returns reserved GB (1024³ bytes), now and at the peak; on a CPU the peak resident set."""
     size, peak, status = None, None, Path("/proc/self/status")
@@ -449,6 +480,8 @@ def memory_gb(device: torch.device) -> dict[str, float | None]:
 
 class Run:
     """Prints the log and writes the record, JSON lines of a benchmark's figures, not weights."""
+
+    file = None  # until start() opens it
 
     def start(self, model: nn.Module, data: Data, config: Config) -> None:
         self.config, self.seconds, self.average = config, [], None
@@ -508,35 +541,83 @@ class Run:
 
 def configure(argv: list[str] | None = None) -> Config:
     """Reads the settings. Exits with 2 for an invalid one; raises if the device doesn't work."""
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages (Linux), before any tensor
-    parser = argparse.ArgumentParser(description="Train GPT-2 on a book.", allow_abbrev=False,
-                                     usage="%(prog)s [options]", argument_default=argparse.SUPPRESS)
-    for setting in filter(lambda setting: setting.metadata, fields(Config)):  # made by option()
-        parser.add_argument("--" + setting.name.replace("_", "-"), **setting.metadata)
-    given = vars(parser.parse_args(argv))
-    if Path(name := given.get("name", "-")).name != name or not name or not name.isprintable():
-        parser.error("argument --name: a file's name begins with it")
-    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    if not cuda and platform.libc_ver()[0] == "glibc":  # freed memory stays for the next step
-        for option, value in ((-1, -1), (-4, 0)):  # M_TRIM_THRESHOLD: never; M_MMAP_MAX: none
-            ctypes.CDLL(None).mallopt(option, value)
-    if has_own_memory():
-        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # fewer gaps
-    device = torch.device(given.get("device", "cuda" if cuda else "mps" if mps else "cpu"))
-    torch.ones(1, device=device).item()
-    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # compile needs it
-    os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # quicker exp and tanh on a GPU
-    if device.type == "cuda":
-        torch.cuda.set_device(device.index or 0)
-    if device.type == "mps" and "compile" not in given:
-        print("Training without torch.compile, which gives NaN on mps; to try it: --compile")
-        given["compile"] = False
+    given = vars(make_parser().parse_args(argv))
+    device = choose_device(given.get("device"))
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
     if "model" not in given and model == "cpu-demo":
         print("No NVIDIA GPU: training the small cpu-demo model (--model gpt2 for GPT-2 124M)")
+    if device.type == "mps" and "compile" not in given:
+        print("Training without torch.compile, which gives NaN on mps; to try it: --compile")
+        given["compile"] = False
     if given.keys() & {"epochs", "max_steps"}:  # a limit of the user's replaces cpu-demo's own
         given.setdefault("max_tokens", None)
     return Config(**MODELS[model] | given | dict(model=model, device=device))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Lists the options: settings whose defaults stand in Config."""
+    parser = argparse.ArgumentParser(description="Train GPT-2 on a book.", allow_abbrev=False,
+                                     usage="%(prog)s [options]", argument_default=argparse.SUPPRESS)
+
+    def add(flag: str, text: str, **how) -> None:
+        if "default" not in text:
+            text += f" (default: {getattr(Config, flag[2:].replace('-', '_'))})"
+        if "type" in how:
+            how = dict(metavar="N") | how
+        parser.add_argument(flag, help=text, **how)
+
+    count = between(int, 1)
+    switch = argparse.BooleanOptionalAction
+    add("--model", "model size (default: gpt2 on CUDA, else cpu-demo)", choices=MODELS)
+    add("--context-length", "tokens per window", type=count)
+    add("--dropout", "share of activations zeroed in training", type=between(float, 0, 1))
+    add("--dtype", "weight dtype (default: bfloat16 if the hardware supports it)",
+        choices=("auto", "float32", "bfloat16"))
+    add("--batch-size", "windows per step and process", type=count)
+    add("--learning-rate", "AdamW's learning rate", type=between(float, 0, 1e36))
+    add("--weight-decay", "AdamW's weight decay", type=between(float, 0))
+    add("--compile", "torch.compile, not on mps", action=switch)
+    add("--seed", "seed of the weights, dropout and batch order", type=between(int, 0, 2**63))
+    add("--epochs", "epochs; training stops at the first limit reached", type=count)
+    add("--max-steps", "steps; default: no limit", type=count)
+    add("--max-tokens", "tokens of all processes; default: no limit", type=count)
+    add("--target-loss", "stop at this validation loss; default: none", type=between(float, 0))
+    add("--eval-freq", "steps between log lines; each epoch ends with another line", type=count)
+    add("--eval-windows", "windows per split used to compute losses", type=count)
+    add("--device", "such as cuda:1; default: cuda, else mps, else cpu")
+    add("--data", "folder of the tokens; default: data/ beside this file")
+    add("--results-dir", "folder of the record; default: results/")
+    add("--name", "name of the run in its record", type=file_name, metavar="NAME")
+    return parser
+
+
+def between(kind: type, low: float, below: float = math.inf):
+    """Returns a type for argparse: an int or float from `low` to less than `below`."""
+    def number(text: str) -> float:
+        value = kind(text)
+        if not low <= value < below:
+            raise argparse.ArgumentTypeError(f"{value} is out of range")
+        return value
+    return number
+
+
+def file_name(text: str) -> str:
+    """Returns the name of a run, with which the name of its record begins."""
+    if not text or Path(text).name != text or not text.isprintable():
+        raise argparse.ArgumentTypeError("a file's name begins with it")
+    return text
+
+
+def choose_device(name: str | None) -> torch.device:
+    """Returns the named device, or the best one here; raises if it doesn't work."""
+    if name is None:
+        name = "mps" if torch.backends.mps.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else name
+    device = torch.device(name)
+    torch.ones(1, device=device).item()
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)
+    return device
 
 
 class UserError(Exception):
@@ -550,11 +631,17 @@ def interrupt(number, frame) -> None:
     raise KeyboardInterrupt(number)
 
 
+def first_line(error: BaseException) -> str:
+    """Returns what an error says first, or its name if it says nothing."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if isinstance(error, FileExistsError) and os.path.islink(str(error.filename)):
+        line += ", a link to a folder that isn't there"
+    return line
+
+
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
     """Returns a status, a line and an exit code. Triton's "out of resource" isn't memory."""
-    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    if isinstance(error, FileExistsError) and os.path.islink(str(error.filename)):
-        text += ", a link to a folder that isn't there"
+    text = first_line(error)
     signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
              "bad_alloc", "allocate memory", "create a memory")
     if isinstance(error, KeyboardInterrupt):
@@ -571,12 +658,9 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
 
 
 def main() -> int:
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
-    sys.stdout.reconfigure(errors="replace")  # a sample may hold what a terminal can't show
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
     run, config, (status, message, code) = Run(), None, ("complete", None, 0)
     try:
+        set_up_process()
         config = configure()
         data = load_data(config)
         torch.manual_seed(config.seed)
@@ -585,7 +669,7 @@ def main() -> int:
     except (Exception, KeyboardInterrupt) as error:
         status, message, code = explain(error, config)
         print(f"error: {message}", file=sys.stderr)
-    if hasattr(run, "file"):  # else it failed before run.start()
+    if run.file is not None:  # else it failed before run.start()
         run.end(status, message)
     return code
 

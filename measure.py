@@ -26,11 +26,11 @@ def main() -> int:
     sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
     sys.stdout.reconfigure(errors="replace")  # a terminal without × or Δ is no reason to stop
     argv = sys.argv[1:]
-    cut = argv.index("--") if "--" in argv else len(argv)
+    own, options = cut_at_dashes(argv)
     try:
-        args = make_parser().parse_args(argv[:cut])
+        args = make_parser().parse_args(own)
         children.on_signals(children.interrupt)
-        return run(args, argv[cut + 1 :])
+        return run(args, options)
     except (UserError, StackError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "code", 1)
@@ -40,6 +40,14 @@ def main() -> int:
             argv.insert(1, "--resume")
         print(f"interrupted; to go on: python measure.py {shlex.join(argv)}", file=sys.stderr)
         return 128 + error.args[0]
+
+
+def cut_at_dashes(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Returns the words before "--", and those behind it, which are for every script."""
+    if "--" not in argv:
+        return argv, []
+    cut = argv.index("--")
+    return argv[:cut], argv[cut + 1 :]
 
 
 if __name__ == "__main__":

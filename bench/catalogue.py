@@ -5,10 +5,10 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,13 +49,8 @@ class Run:
     ablated: str | None = None  # the technique or variant that was taken out of it
     compared_to: str | None = None  # the name of an earlier run
     error: str | None = None  # why it can't run
+    python: str | Path | None = None  # of which environment (None: that of measure.py)
     facts: dict[str, Any] = field(default_factory=dict, hash=False)  # for its study alone
-
-    @property
-    def epochs(self) -> int | None:
-        """How many its options ask for; None where that is left to its script."""
-        value = option_value("--epochs", self.options)
-        return int(value) if value else None
 
     def replace(self, **changes) -> "Run":
         """Returns a copy with changes."""
@@ -153,6 +148,19 @@ class Choice(NamedTuple):
             frozenset(re.sub(r"^(--[\w-]+)=", r"\1 ", option) for option in options),
         )
 
+    def with_measured_options(self) -> list["Choice"]:
+        """Returns it with the options that were typed, or else with those that it is measured with:
+        one variant with each of its sets, joined variants with the first set of each."""
+        if len(self.patches) == 1 and not self.options:
+            (patch,) = self.patches
+            return [
+                self._replace(options=options, needs=needs) for options, needs in patch.option_sets
+            ]
+        first_sets = [patch.option_sets[0] for patch in self.patches]
+        usual = [word for options, _ in first_sets for word in options]
+        needs = ", ".join(needs for _, needs in first_sets if needs)
+        return [self._replace(options=self.options or usual, needs=needs)]
+
 
 class Scripts:
     """Every script, as a run and as a text."""
@@ -167,15 +175,20 @@ class Scripts:
         Recipe's. Raises StackError where patches don't fit together, OSError."""
         if isinstance(script, Path):
             return script.read_bytes()
-        recipe = Recipe.of(script)
+        return self.composed(Recipe.of(script))
+
+    def composed(self, recipe: Recipe) -> bytes:
+        """Returns the text that a recipe describes. Raises StackError."""
         text = self.joined(recipe.parts)
         if recipe.back_to:
+            # What the variant changes in 01, changed in the earlier script.
             variant = "+".join(recipe.parts)
             text = stack.merge(self.listed("01"), text, self.listed(recipe.back_to), variant)
         if recipe.left_out:
-            names = list(self.patched)
-            before = names[names.index(recipe.left_out) - 1]
-            text = stack.merge(self.listed(recipe.left_out), text, self.listed(before), recipe.name)
+            # What the technique's patch has changed, changed back.
+            before = self.listed_before(recipe.left_out)
+            after = self.listed(recipe.left_out)
+            text = stack.merge(after, text, before, recipe.name, stack.by_joining)
         return text
 
     def joined(self, parts: Sequence[str]) -> bytes:
@@ -191,6 +204,11 @@ class Scripts:
     def listed(self, name: str) -> bytes:
         """Returns the text of one of the three scripts, or after one patch. Raises StackError."""
         return self.patched[stack.find(STAGES.get(name, name), self.patched)]
+
+    def listed_before(self, technique: str) -> bytes:
+        """Returns the text before a technique's patch."""
+        names = list(self.patched)
+        return self.patched[names[names.index(technique) - 1]]
 
     def canonical(self, script: str | Path) -> str:
         """Returns the name by which predictions are stored: 00, 01 and 02 have several.
@@ -219,16 +237,16 @@ class Scripts:
             runs.append(technique_run(number, patch, speed, gpus if patch.name == "ddp" else 1))
         return runs
 
-    def select(self, text: str | None, runs: list[Run]) -> list[Run]:
+    def select(self, techniques: str | None, runs: list[Run]) -> list[Run]:
         """Returns those of the ladder's runs that "0,5-8" names; all for None. Raises UserError."""
-        if text is None:
+        if techniques is None:
             return runs
         numbers: set[int] = set()
-        for part in text.split(","):
+        for part in techniques.split(","):
             chosen = numbers_in(part)
             if not chosen or chosen[-1] >= len(runs):
                 raise UserError(
-                    f"--techniques {text}: {part!r} isn't within 0-{len(runs) - 1}, as"
+                    f"--techniques {techniques}: {part!r} isn't within 0-{len(runs) - 1}, as"
                     " a number or a range like 5-8",
                     2,
                 )
@@ -275,47 +293,42 @@ class Scripts:
             return self.stage(name)
         base = self.stage("01")
         runs = self.variants(base, machine, names=name)
-        return next(run for run in runs if run.script != base.script)
+        return next(run for run in runs if run.script != base.script)  # not 01 without dropout
 
     def variants(
         self, base: Run, machine: dict, group: str | None = None, names: str | None = None
     ) -> list[Run]:
-        """Returns the variants of `base`, 01 or 02, with each set of measured options: those of a
-        group, those in `names`, or all but the compiler's modes and checkpoints. In `names` + joins
-        variants, each with its first set, and options behind a name take their place:
-        "data-workers --workers 8". Before a variant without dropout comes what it is compared to,
-        `base` without dropout. Raises UserError, StackError."""
-        base = as_baseline(base, machine)
-        runs: list[Run] = []
-        choices = chain.from_iterable(map(self.with_options, parse_names(names, base, group)))
-        for choice in once_each(choices):
-            reference = at_dropout_of(choice.options, base)
-            if reference not in (base, *runs):
-                runs.append(reference)
-            error = base.error or lacking(choice.needs, machine)
-            runs.append(variant_run(choice, reference).replace(error=error))
-        check_names(runs)
-        return runs
+        """Returns the variants of `base`, 01 or 02: those of a group, those in `names`, or all but
+        the compiler's modes and checkpoints; each with every set of options that it is measured
+        with. In `names` + joins variants, each with its first set, and options behind a name take
+        their place: "data-workers --workers 8". Before a variant without dropout comes what it is
+        compared to, `base` without dropout. Raises UserError, StackError."""
+        _, *variants = self.with_variants(base, machine, group, names)
+        return variants
 
     def with_variants(
         self, base: Run, machine: dict, group: str | None = None, names: str | None = None
     ) -> list[Run]:
-        """Returns `base` and its variants(), as they are measured together."""
-        return [as_baseline(base, machine), *self.variants(base, machine, group, names)]
+        """Returns `base` and its variants(), as they are measured together. Raises as that."""
+        base = as_baseline(base, machine)
+        runs = [base]
+        for choice in self.choices(base, group, names):
+            reference = at_dropout_of(choice.options, base)
+            if reference not in runs:
+                runs.append(reference)
+            runs.append(variant_run(choice, reference, machine))
+        check_names(runs)
+        return runs
 
-    def with_options(self, choice: Choice) -> list[Choice]:
-        """Returns a choice with each set of options that it is measured with, or with those that
-        were typed. Raises StackError where joined variants don't go together."""
-        if not choice.options and len(choice.patches) == 1:
-            (patch,) = choice.patches
-            return [
-                choice._replace(options=options, needs=needs)
-                for options, needs in patch.option_sets
-            ]
-        self.text(choice.script)  # raises where they don't go together
-        options, needs = zip(*(patch.option_sets[0] for patch in choice.patches), strict=True)
-        joined = choice.options or [*chain.from_iterable(options)]
-        return [choice._replace(options=joined, needs=", ".join(filter(None, needs)))]
+    def choices(self, base: Run, group: str | None, names: str | None) -> list[Choice]:
+        """Returns the variants of `base` that are asked for, with their options, each once. Raises
+        UserError, StackError, also where joined variants don't go together."""
+        choices = []
+        for choice in parse_names(names, base, group):
+            if len(choice.patches) > 1 or choice.options:
+                self.text(choice.script)
+            choices += choice.with_measured_options()
+        return once_each(choices)
 
 
 def chained(runs: list[Run]) -> list[Run]:
@@ -336,7 +349,12 @@ def technique_run(number: int, patch: stack.Patch, speed: float, processes: int)
     """Returns the script after a technique, which is expected to train at `speed` tok/sec on each
     A100."""
     is_ddp, figures = patch.name == "ddp", patch.published
-    words = "DDP" if is_ddp else re.sub("^[0-9]+-", "", patch.name).replace("-", " ")
+    published_speed = None
+    if figures and figures.gpus == processes:
+        published_speed = figures.tok_per_sec
+    words = re.sub("^[0-9]+-", "", patch.name).replace("-", " ")
+    if is_ddp:
+        words = "DDP"
     return Run(
         name=Path(stack.file_of(patch.name)).stem,
         label=f"{number} {words}",
@@ -347,7 +365,7 @@ def technique_run(number: int, patch: stack.Patch, speed: float, processes: int)
         torchrun=is_ddp,
         loss=effect_on_loss(patch),
         expected=speed * processes,
-        published=figures.tok_per_sec if figures and figures.gpus == processes else None,
+        published=published_speed,
     )
 
 
@@ -361,7 +379,7 @@ def parse_names(names: str | None, base: Run, group: str | None) -> list[Choice]
     the compiler's modes and checkpoints. Raises UserError for an unknown one, StackError."""
     patches = variants_of(base, group)
     if names is not None:
-        return [parse_choice(text, patches, base) for text in names.split(",")]
+        return [parse_choice(words, patches, base) for words in names.split(",")]
     return [
         Choice(name, [patch], [])
         for name, patch in patches.items()
@@ -369,10 +387,10 @@ def parse_names(names: str | None, base: Run, group: str | None) -> list[Choice]
     ]
 
 
-def parse_choice(text: str, patches: dict[str, stack.Patch], base: Run) -> Choice:
+def parse_choice(words: str, patches: dict[str, stack.Patch], base: Run) -> Choice:
     """Returns what "B+C --option 8" chooses of the variants of `base`. Raises UserError for an
     unknown one."""
-    script, *options = text.split() or [""]
+    script, *options = words.split() or [""]
     parts = script.split("+")
     for part in parts:
         if part not in patches:
@@ -401,8 +419,9 @@ def as_baseline(base: Run, machine: dict) -> Run:
     return base.replace(published=None, loss=None, error=error)
 
 
-def variant_run(choice: Choice, reference: Run) -> Run:
-    """Returns the run of a choice, compared to `reference`, 01 or 02."""
+def variant_run(choice: Choice, reference: Run, machine: dict) -> Run:
+    """Returns the run of a choice, compared to `reference`, 01 or 02; with an error where this
+    machine can't run it."""
     words = re.findall(r"\w[\w.-]*", " ".join(choice.options))
     return reference.replace(
         name="-".join(["variant", choice.script, *words]),
@@ -413,6 +432,7 @@ def variant_run(choice: Choice, reference: Run) -> Run:
         loss=max(map(effect_on_loss, choice.patches), key=LOSSES.index),
         compared_to=reference.name,
         stage=None,
+        error=reference.error or lacking(choice.needs, machine),
     )
 
 
@@ -430,19 +450,21 @@ def at_dropout_of(options: list[str], base: Run) -> Run:
     )
 
 
-def once_each(choices: Iterable[Choice]) -> list[Choice]:
+def once_each(choices: list[Choice]) -> list[Choice]:
     """Returns of two spellings of one choice the first, and prints that there are two."""
     first_of: dict[tuple, Choice] = {}
     for choice in choices:
         first = first_of.setdefault(choice.spelling, choice)
         if first is not choice:
-            labels = dict.fromkeys((first.label, choice.label))
-            print(f"asked for twice, and taken once: {in_brackets(*labels)}", file=sys.stderr)
+            print(f"asked for twice, and taken once: {both_labels(first, choice)}", file=sys.stderr)
     return list(first_of.values())
 
 
-def in_brackets(label: str, *others: str) -> str:
-    return f"{label} ({', '.join(others)})" if others else label
+def both_labels(one: Choice, other: Choice) -> str:
+    """Returns how two choices are written, once where that is the same."""
+    if one.label == other.label:
+        return one.label
+    return f"{one.label} ({other.label})"
 
 
 def check_names(runs: list[Run]) -> None:
@@ -471,8 +493,10 @@ def in_float16(machine: dict, options: list[str]) -> bool:
 
 def lacking(needs: str, machine: dict) -> str | None:
     """Returns the first thing that a variant needs and this machine lacks, as a row says it."""
-    missing = [need for need in needs.split(", ") if not has(machine, need)]
-    return f"needs {missing[0]}" if missing else None
+    for need in needs.split(", "):
+        if not has(machine, need):
+            return f"needs {need}"
+    return None
 
 
 def has(machine: dict, need: str) -> bool:

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from bench import commands
@@ -112,7 +112,11 @@ def add_measuring_options(parser: argparse.ArgumentParser, study: Study) -> None
 
 def run(args: argparse.Namespace, options: list[str]) -> int:
     """Runs a subcommand; returns its exit code. Raises UserError, StackError, OSError."""
-    subcommand = args.subcommand
-    with measuring(args.results_dir) if subcommand.measures(args) else nullcontext():
-        here = machine.describe_here() if subcommand.needs_machine else {}
+    subcommand, here = args.subcommand, {}
+    lock: AbstractContextManager[None] = nullcontext()
+    if subcommand.measures(args):
+        lock = measuring(args.results_dir)
+    with lock:
+        if subcommand.needs_machine:
+            here = machine.describe_here()
         return subcommand.run(Setup(here, Scripts(), args.data, args.results_dir, args, options))

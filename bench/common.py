@@ -60,7 +60,9 @@ def short_name(machine: dict) -> str:
     name = machine["name"]
     for part in LEFT_OUT:
         name = re.sub(part, "", name, flags=re.IGNORECASE)
-    return name if trained_in(machine) == "bfloat16" else f"{name} ({trained_in(machine)})"
+    if trained_in(machine) != "bfloat16":
+        name += f" ({trained_in(machine)})"
+    return name
 
 
 def trained_in(machine: dict) -> str:
@@ -74,14 +76,15 @@ def machine_difference(one: dict, other: dict) -> str | None:
     None where nothing does. A GPU may have another host. One name of a CPU may stand for several
     generations, which `cpu` tells apart; a process may have been given fewer cores; and
     torch.compile may have begun to work."""
-    is_cpu = one.get("device") == "cpu"
-    for name in ("name", "device", "gpus", "torch", *(("cpu", "threads") if is_cpu else ())):
+    names = ["name", "device", "gpus", "torch"]
+    if_known = ["compiles"]  # which older journals lack
+    if one.get("device") == "cpu":
+        names += ["cpu", "threads"]
+        if_known += ["cores"]
+    names += [name for name in if_known if None not in (one.get(name), other.get(name))]
+    for name in names:
         if one.get(name) != other.get(name):
             return f"{name}: {one.get(name)}, here: {other.get(name)}"
-    for name in ("compiles", "cores") if is_cpu else ("compiles",):
-        values = one.get(name), other.get(name)
-        if None not in values and values[0] != values[1]:  # older journals don't tell
-            return f"{name}: {values[0]}, here: {values[1]}"
     if trained_in(one) != trained_in(other):
         return f"dtype: {trained_in(one)}, here: {trained_in(other)}"
     return None
@@ -144,13 +147,16 @@ def tokens_in(folder: Path) -> dict | None:
         raise UserError(f"{relative(meta)} is damaged ({error!r}): run data/prepare.py")
 
 
-def other_text(data) -> str:
+def other_text(data: Any) -> str:
     """Returns the text that meta.json, or a record's copy of it, names; "" for the book
     in GPT-2's tokens, or where it isn't known."""
-    data = data if isinstance(data, dict) else {}
-    corpus, in_bytes = str(data.get("corpus") or ""), data.get("tokenizer") == "bytes"
-    is_book = corpus.lower().startswith("middlemarch") and not in_bytes
-    if not corpus or is_book:
+    if not isinstance(data, dict) or not data.get("corpus"):
         return ""
-    name = corpus if len(corpus) <= 60 else corpus[:59] + "…"
-    return f"{name}, its tokens bytes" if in_bytes else name
+    corpus, in_bytes = str(data["corpus"]), data.get("tokenizer") == "bytes"
+    if corpus.lower().startswith("middlemarch") and not in_bytes:
+        return ""
+    if len(corpus) > 60:
+        corpus = corpus[:59] + "…"
+    if in_bytes:
+        corpus += ", its tokens bytes"
+    return corpus

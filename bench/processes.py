@@ -23,18 +23,23 @@ def error_line(text: str) -> str:
     """Returns the last line of `text` that names an error, or else its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [ERROR.sub("", line) for line in lines if ERROR.match(line)]
-    return ["no reason given", *lines, *errors][-1]
+    if errors:
+        return errors[-1]
+    if lines:
+        return lines[-1]
+    return "no reason given"
 
 
 def ask(
     command: Sequence[str | Path],
     environment: dict[str, str] | None = None,
     seconds: float = ANSWER_SECONDS,
+    python: str | Path = sys.executable,
 ) -> str:
-    """Returns what Python prints for a script or module of this repository with these variables
+    """Returns what a Python prints for a script or module of this repository with these variables
     besides, within so many seconds. Raises UserError."""
     words = shlex.join(map(relative, command))
-    code, out, err = answer_of([sys.executable, *command], words, environment, seconds)
+    code, out, err = answer_of([python, *command], words, environment, seconds)
     if code:
         raise UserError(f"{words} failed: {error_line(err)}")
     return out
@@ -54,9 +59,10 @@ def answer_of(
         raise UserError(f"{words} gave no answer within {seconds:g} s")
 
 
-def ask_machine(question: str) -> Any:
-    """Returns the answer of bench.measure.environment to one of its questions. Raises UserError."""
-    answer = ask(["-m", "bench.measure.environment", question])
+def ask_machine(question: str, python: str | Path = sys.executable) -> Any:
+    """Returns the answer of bench.measure.environment, in the environment of a Python, to one of
+    its questions. Raises UserError."""
+    answer = ask(["-m", "bench.measure.environment", question], python=python)
     return json.loads(answer.splitlines()[-1])
 
 

@@ -33,21 +33,27 @@ class Subcommand:
 
 
 def all_in(package: ModuleType, kind: type[T]) -> list[T]:
-    """Returns an instance of each subclass that the modules of a package define."""
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")
-    return [
-        subclass()
-        for subclass in kind.__subclasses__()
-        if subclass.__module__.startswith(f"{package.__name__}.")
-    ]
+    """Returns an instance of each subclass of `kind` that the modules of a package define, in the
+    order of the modules' names."""
+    instances = []
+    for info in pkgutil.iter_modules(package.__path__):
+        module = importlib.import_module(f"{package.__name__}.{info.name}")
+        instances += [subclass() for subclass in subclasses_in(module, kind)]
+    return instances
 
 
-def number_from(least: float, kind: Callable[[str], float] = float, below: float = math.inf):
+def subclasses_in(module: ModuleType, kind: type[T]) -> list[type[T]]:
+    """Returns the subclasses of `kind` that a module defines, without those that it imports."""
+    classes = [value for value in vars(module).values() if isinstance(value, type)]
+    own = [one for one in classes if one.__module__ == module.__name__]
+    return [one for one in own if issubclass(one, kind)]
+
+
+def number_from(least: float, parse: Callable[[str], float] = float, below: float = math.inf):
     """Returns an option's type for argparse: a number from `least` to less than `below`."""
 
     def number(text: str) -> float:
-        value = kind(text)
+        value = parse(text)
         if not least <= value < below:
             raise argparse.ArgumentTypeError(f"{text} is out of range")
         return value

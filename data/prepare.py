@@ -79,6 +79,7 @@ NO_TEXT = {
     codecs.BOM_UTF16_BE: "is UTF-16: save it as UTF-8",
 }
 PARQUET_STRINGS = re.compile(r"(dictionary<values=)?(large_)?string(_view)?\b")
+JSON_NAMES = {".json", ".jsonl", ".ndjson"}
 MARKED_UP = {".csv", ".tsv", ".html", ".htm", ".xml"}
 
 # Objects, or an array of objects or strings, which is refused: it isn't JSON lines.
@@ -145,7 +146,9 @@ class Web:
 
     def fetch(self, url: str, check: Callable[[bytes], object]) -> bytes | None:
         """Returns the bytes at `url` if they pass the check."""
-        for attempt in range(TRIES if self.answers else 0):
+        if not self.answers:
+            return None
+        for attempt in range(TRIES):
             time.sleep(attempt)
             try:
                 with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:
@@ -164,7 +167,7 @@ class Web:
 def read_limited(response) -> bytes:
     """Returns an answer's bytes. Raises TimeoutError or ValueError for an endless one."""
     data, until = bytearray(), time.monotonic() + WHOLE_SECONDS
-    while piece := response.read1(2**16):
+    for piece in iter(partial(response.read1, 2**16), b""):
         data += piece
         if len(data) > WHOLE_BYTES:
             raise ValueError(f"more than {WHOLE_BYTES:,} bytes")
@@ -212,13 +215,27 @@ def kind_of(path: str) -> str:
         return "text"  # a pipe can be read only once
     with open(path, "rb") as file:
         head = file.read(BLOCK)
-    if has_llm_c_header(head) or path.endswith(".bin") and b"\0" in head:  # no text has NUL
+    if are_tokens(path, head):
         return "tokens"
     if head.startswith(PARQUET):
         return "parquet"
+    if is_json(path):
+        return "json"
+    return "text"
+
+
+def are_tokens(path: str, head: bytes) -> bool:
+    """Returns whether a file that begins with `head` has tokens: llm.c's or nanoGPT's."""
+    is_nano_gpt = path.endswith(".bin") and b"\0" in head  # which no text has
+    return is_nano_gpt or has_llm_c_header(head)
+
+
+def is_json(path: str) -> bool:
+    """Returns whether a text, maybe in an archive, has JSON lines, by its name or its beginning.
+    Raises UserError, OSError."""
     first = next(unpacked(path)).removeprefix(codecs.BOM_UTF8).lstrip()
-    named_json = {".json", ".jsonl", ".ndjson"} & {*Path(path).suffixes}
-    return "json" if named_json or JSON.match(first) else "text"
+    has_name = not JSON_NAMES.isdisjoint(Path(path).suffixes)
+    return has_name or bool(JSON.match(first))
 
 
 def has_llm_c_header(head: bytes) -> bool:
@@ -266,7 +283,7 @@ def blocks_of(path: str, progress: "Progress | None") -> Iterator[bytes]:
 
 
 def read_blocks(file: BinaryIO, size: int, progress: "Progress | None") -> Iterator[bytes]:
-    while block := file.read(size):
+    for block in iter(partial(file.read, size), b""):
         if progress:
             progress.add(len(block))
         yield block
@@ -277,21 +294,30 @@ def unpack(path: str, blocks: Iterable[bytes], start: Callable) -> Iterator[byte
     makes what unpacks one. Raises UserError."""
     archive = start()
     for block in blocks:
+        if archive.eof:
+            block = next_archive(block)
         while block:
-            if archive.eof:  # another may follow, after zeros
-                block = block.lstrip(b"\0")
-                if not block:
-                    break
+            if archive.eof:
                 archive = start()
-            try:
-                data = archive.decompress(block)
-            except Exception as error:  # each library raises its own
-                raise UserError(f"{path} is damaged: {error}")
+            data = decompressed(path, archive, block)
             if data:
                 yield data
-            block = archive.unused_data
+            block = next_archive(archive.unused_data)
     if not archive.eof:
         raise UserError(f"{path} is cut off: the archive has no end")
+
+
+def next_archive(rest: bytes) -> bytes:
+    """Returns what follows the end of an archive: another one, maybe after zeros."""
+    return rest.lstrip(b"\0")
+
+
+def decompressed(path: str, archive, block: bytes) -> bytes:
+    """Returns what is in a block of an archive. Raises UserError."""
+    try:
+        return archive.decompress(block)
+    except Exception as error:  # each library raises its own
+        raise UserError(f"{path} is damaged: {error}")
 
 
 def read_text(path: str, progress: "Progress") -> Iterator[str]:
@@ -382,20 +408,23 @@ def separator(previous: Source | None, source: Source) -> str:
     """Returns what is between the text of two files."""
     if previous is None:
         return ""
-    are_texts = previous.kind == source.kind == "text"
-    return "\n" if are_texts else END
+    if previous.kind == source.kind == "text":
+        return "\n"
+    return END
 
 
 def read_file(source: Source, before: str, progress: "Progress") -> Iterator[str]:
     """Yields the text of a file in blocks, the first of them after `before`, and <|endoftext|>
     between blocks of documents. Raises UserError, OSError."""
-    is_empty = True
+    is_empty, between = True, END
+    if source.kind == "text":
+        between = ""
     for block in READ[source.kind](source.path, progress):
         text = block.replace("\ufeff", "")
         if text:
             is_empty = is_empty and text.isspace()
             yield before + text
-            before = "" if source.kind == "text" else END
+            before = between
     if is_empty:
         raise UserError(f"{source.path} is empty")
 
@@ -404,7 +433,8 @@ def read_tokens(path: str, progress: "Progress") -> Iterator[np.ndarray]:
     """Yields the ids of a file of nanoGPT or llm.c. Raises UserError, OSError."""
     with open(path, "rb") as file:
         file.seek(start_of_ids(path, file))
-        while len(ids := np.fromfile(file, "<u2", BLOCK)):
+        for block in iter(partial(file.read, 2 * BLOCK), b""):
+            ids = np.frombuffer(block, "<u2")
             if ids.max() > END_ID:
                 raise UserError(f"{path} has id {ids.max():,}: GPT-2's end with {END_ID:,}")
             progress.add(ids.nbytes)
@@ -480,11 +510,17 @@ def pieces(blocks: Iterable[str]) -> Iterator[str]:
 
 def encode(tokenizer: tiktoken.Encoding, texts: Iterable[str]) -> Iterator[np.ndarray]:
     """Yields each text's ids, in order, encoded on all cores (tiktoken releases Python's lock)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    texts = iter(texts)
+    cores, texts = usable_cores(), iter(texts)
     with ThreadPoolExecutor(cores) as threads:
         while batch := list(islice(texts, min(2 * cores, 32))):  # few at a time save memory
             yield from threads.map(partial(tokenizer.encode_to_numpy, allowed_special="all"), batch)
+
+
+def usable_cores() -> int:
+    """Returns on how many cores this process may run; os.process_cpu_count, from Python 3.13 on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class Progress:
@@ -557,8 +593,12 @@ def ensure_cached(url: str, digest: str, cache: Path, web: Web) -> bool:
 
 def content_of(path: Path, digest: str) -> bytes | None:
     """Returns the content of a file, None if there is none with this SHA-256."""
-    data = path.read_bytes() if path.is_file() else b""
-    return data if has_sha256(digest, data) else None
+    if not path.is_file():
+        return None
+    data = path.read_bytes()
+    if not has_sha256(digest, data):
+        return None
+    return data
 
 
 def has_sha256(digest: str, data: bytes) -> bool:
@@ -619,8 +659,10 @@ def prepare(files: list[str], out: Path) -> None:
     parts = parts_of(corpus, tokenizer, progress)
     counts = write_folder(out, corpus.name, tokenizer, parts)
     written = ", ".join(f"{count:,} {part}" for part, count in counts.items())
-    skipped = f"; {progress.skipped:,} documents without text skipped" if progress.skipped else ""
-    print(f"{corpus.name}: {written} tokens ({tokenizer.name}) in {out}{skipped}")
+    line = f"{corpus.name}: {written} tokens ({tokenizer.name}) in {out}"
+    if progress.skipped:
+        line += f"; {progress.skipped:,} documents without text skipped"
+    print(line)
 
 
 def sources_of(files: list[str]) -> list[Source]:
@@ -637,8 +679,10 @@ def sources_of(files: list[str]) -> list[Source]:
 def corpus_of(sources: list[Source]) -> Corpus:
     """Returns the files as a corpus, which is called "a, b, c and 2 more"."""
     names = [Path(source.path).name for source in sources]
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return Corpus(", ".join(names[:3]) + more, sources)
+    title = ", ".join(names[:3])
+    if len(names) > 3:
+        title += f" and {len(names) - 3} more"
+    return Corpus(title, sources)
 
 
 def default_corpus(out: Path, web: Web) -> Corpus:
@@ -707,15 +751,13 @@ def write_parts(parts: Parts, train_path: Path, val_path: Path) -> dict[str, int
     """Writes the ids, which are split here where they aren't yet, and never holds them all; returns
     how many each part has. Raises UserError for too few."""
     with open(train_path, "wb+") as train, open(val_path, "wb") as val:
-        count = train_count = write_ids(train, parts.train)
-        if parts.val is not None:
-            count += write_ids(val, parts.val)
+        counts = dict(train=write_ids(train, parts.train), val=write_ids(val, parts.val or []))
+        count = sum(counts.values())
         if count < round(2 / (1 - TRAIN_SHARE)):
             raise UserError(f"the text is too short: {count} tokens")
         if parts.val is None:
-            train_count = int(TRAIN_SHARE * count)
-            move_end(train, train_count, val)
-    return dict(train=train_count, val=count - train_count)
+            counts = move_end(train, count, val)
+    return counts
 
 
 def write_ids(file: BinaryIO, blocks: Ids) -> int:
@@ -724,11 +766,13 @@ def write_ids(file: BinaryIO, blocks: Ids) -> int:
     return file.tell() // 2
 
 
-def move_end(train: BinaryIO, count: int, val: BinaryIO) -> None:
-    """Moves all ids but the first `count` from one file to the other."""
-    train.seek(2 * count)
+def move_end(train: BinaryIO, count: int, val: BinaryIO) -> dict[str, int]:
+    """Moves the last of `count` ids from one file to the other; returns how many each then has."""
+    kept = int(TRAIN_SHARE * count)
+    train.seek(2 * kept)
     shutil.copyfileobj(train, val, BLOCK)
-    train.truncate(2 * count)
+    train.truncate(2 * kept)
+    return dict(train=kept, val=count - kept)
 
 
 def sha256_of(path: Path) -> str:

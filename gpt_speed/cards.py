@@ -56,12 +56,16 @@ class Card(NamedTuple):
         if not peak:
             return None
         rate = peak * TERA * (self.reached / (self.bfloat16 or self.float16))
-        return rate if aligned else rate * self.unaligned_share(padded)
+        if aligned:
+            return rate
+        return rate * self.unaligned_share(padded)
 
     def unaligned_share(self, padded: bool) -> float:
         """Returns the rate of unaligned matrices as a share of that of aligned ones."""
         is_hopper = 9 <= self.capability < 12 and not self.is_amd
-        return UNALIGNED_HOPPER if is_hopper and not padded else UNALIGNED
+        if is_hopper and not padded:
+            return UNALIGNED_HOPPER
+        return UNALIGNED
 
 
 def read_cards() -> dict[str, Card]:

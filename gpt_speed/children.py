@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -89,18 +89,7 @@ def run_child(
     child = None
     try:
         with signals_held() as mask:  # one that comes now is raised when `child` is known
-            child = subprocess.Popen(
-                [str(part) for part in command],
-                env=variables,
-                cwd=cwd,
-                text=True,
-                encoding="utf-8",
-                errors="replace",
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C comes here alone, and is passed on once
-                preexec_fn=partial(prepare_child, cores, mask) if os.name == "posix" else None,
-            )
+            child = start_child(command, cwd, variables, partial(prepare_child, cores, mask))
         out, err = output_of(child, mark, timeout)
     except BaseException as reason:
         if isinstance(reason, Interrupted):
@@ -113,10 +102,30 @@ def run_child(
     return child.returncode, out, err
 
 
+def start_child(
+    command: list, cwd: Path | None, variables: Mapping[str, str], prepare: Callable[[], None]
+) -> subprocess.Popen:
+    """Starts a child whose output is read here; `prepare` is called in a child of a Unix."""
+    return subprocess.Popen(
+        [str(part) for part in command],
+        env=variables,
+        cwd=cwd,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C comes here alone, and is passed on once
+        preexec_fn=prepare if os.name == "posix" else None,
+    )
+
+
 def output_of(child: subprocess.Popen, mark: str, timeout: float | None) -> tuple[str, str]:
     """Returns a child's stdout and stderr. Its descendants may hold both open after its end, as
     ranks do when torchrun is killed: they are killed then. Raises subprocess.TimeoutExpired."""
-    end = math.inf if timeout is None else time.monotonic() + timeout
+    if timeout is None:
+        timeout = math.inf
+    end = time.monotonic() + timeout
     while True:
         try:
             return child.communicate(timeout=max(0, min(1, end - time.monotonic())))
@@ -130,15 +139,18 @@ def output_of(child: subprocess.Popen, mark: str, timeout: float | None) -> tupl
 
 def decoded(output: bytes | str | None) -> str:
     """Returns as a text what TimeoutExpired has of a child's output, bytes on Linux."""
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+    if isinstance(output, bytes):
+        return output.decode(errors="replace")
+    return output or ""
 
 
 def ending(code: int) -> str:
     """Says how a process ended, by its exit code: the negative of a signal, if one ended it."""
     if code >= 0:
         return f"ended with code {code}"
-    reason = ", as Linux ends a program for want of RAM" if code == -9 else ""
-    return f"ended by signal {-code}{reason}"
+    if code == -9:
+        return "ended by signal 9, as Linux ends a program for want of RAM"
+    return f"ended by signal {-code}"
 
 
 def end_child(child: subprocess.Popen, mark: str) -> None:
@@ -147,7 +159,9 @@ def end_child(child: subprocess.Popen, mark: str) -> None:
     if os.name != "posix":  # where terminate() kills the child alone
         subprocess.run(["taskkill", "/F", "/T", "/PID", str(child.pid)], capture_output=True)
         return
-    family = [] if prctl else descendants(child.pid)
+    family = []
+    if not prctl:  # where kill_marked() doesn't find them
+        family = descendants(child.pid)
     child.terminate()
     try:
         with suppress(subprocess.TimeoutExpired):
@@ -166,9 +180,11 @@ def kill_marked(mark: str) -> None:
     """Kills, under Linux, what run_child has started with a mark, and says which processes can't be
     killed, as those that wait for a GPU's driver."""
     end = time.monotonic() + 5
-    while (family := marked(mark)) and time.monotonic() < end:  # they may have started more
+    family = marked(mark)
+    while family and time.monotonic() < end:
         kill(family)
         time.sleep(0.02)
+        family = marked(mark)  # they may have started more
     if family:
         print(f"can't be killed: process {listed(map(str, family))}", file=sys.stderr)
 
@@ -177,11 +193,11 @@ def marked(mark: str) -> list[int]:
     """Returns the processes whose environment holds a mark; only Linux tells. Children inherit it,
     so that they are found even when the process that started them is gone."""
     family = []
-    for name in filter(str.isdigit, os.listdir("/proc") if prctl else []):
+    for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or is another user's
-            environment = Path("/proc", name, "environ").read_bytes()  # a zombie has none
+            environment = (folder / "environ").read_bytes()  # a zombie has none
             if os.fsencode(mark) in environment:
-                family.append(int(name))
+                family.append(int(folder.name))
     return family
 
 
@@ -193,7 +209,9 @@ def clone_mark() -> str:
 def still_running() -> list[int]:
     """Returns, under Linux, what this clone's tools have started, such as ranks that are left after
     a SIGKILL of all else; nothing inside of what they have started."""
-    return [] if MARKS in os.environ else marked(clone_mark())
+    if MARKS in os.environ:
+        return []
+    return marked(clone_mark())
 
 
 def descendants(pid: int) -> list[int]:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from gpt_speed import children
 from gpt_speed.audit import render
@@ -20,7 +21,7 @@ from gpt_speed.common import UserError, script_name
 from gpt_speed.gains import Session, gains_on, reference_sessions, technique_names
 from gpt_speed.gradients import render as gradients_render
 from gpt_speed.gradients.run import gradients
-from gpt_speed.tables import Column, Table, markdown, num_col
+from gpt_speed.tables import Table, markdown, num_col, text_col
 
 MACHINE = Path(__file__).with_name("machine.py")
 LONGEST = 10**9  # minutes
@@ -68,37 +69,46 @@ def add_script(parser: argparse.ArgumentParser, python: str) -> None:
 
 def command_of(args: argparse.Namespace) -> list[str]:
     """Returns the script, or "-m" and a module, with arguments. Raises UserError."""
-    command = ["-m", *args.module] if args.module else [*args.script]
-    if not command:
-        raise UserError("which script? Name it last, with its arguments, as behind `python`", 2)
     if args.module:
-        return command
-    script = Path(command[0])
+        return ["-m", *args.module]
+    if not args.script:
+        raise UserError("which script? Name it last, with its arguments, as behind `python`", 2)
+    script = Path(args.script[0])
     if not script.exists():
         raise UserError(f"no script {script}", 2)
     if script.suffix == ".ipynb":
         raise UserError(f"{script} is a notebook: jupyter nbconvert --to script {script}", 2)
-    return command
+    return args.script
 
 
 def python_of(args: argparse.Namespace) -> str:
-    """Returns the Python that runs the script: that of --python, or of an activated environment, or
-    this one if it has PyTorch, or the one on PATH. Raises UserError where it can't be used."""
-    python = args.python
-    if not python and "VIRTUAL_ENV" in os.environ:
-        folder, name = ("Scripts", "python.exe") if os.name == "nt" else ("bin", "python")
-        python = str(Path(os.environ["VIRTUAL_ENV"], folder, name))
-    if not python and find_spec("torch"):
-        python = sys.executable
-    python = python or shutil.which("python") or shutil.which("python3") or sys.executable
-    if problem := ask_machine(python, rates=False).get("error"):
+    """Returns the Python that runs the script, by --python if that is given. Raises UserError where
+    it can't be used."""
+    python = args.python or usual_python()
+    problem = ask_machine(python, rates=False).get("error")
+    if problem:
         raise UserError(f"{python} {problem}; --python names another one", 2)
     return python
 
 
+def usual_python() -> str:
+    """Returns the Python of an activated environment, or this one if it has PyTorch, or the one on
+    PATH."""
+    environment = os.environ.get("VIRTUAL_ENV")
+    if environment and os.name == "nt":
+        return str(Path(environment, "Scripts", "python.exe"))
+    if environment:
+        return str(Path(environment, "bin", "python"))
+    if find_spec("torch"):
+        return sys.executable
+    return shutil.which("python") or shutil.which("python3") or sys.executable
+
+
 def ask_machine(python: str, rates: bool, environment: dict[str, str] | None = None) -> dict:
-    """Returns what machine.py says there. Raises UserError."""
-    command = [python, MACHINE, json.dumps(dict(rates=rates))]
+    """Returns what machine.py says there; `rates`: also of matmuls, where no datasheet tells them.
+    Raises UserError."""
+    order = dict(rates=rates, known=[*PEAK_FLOPS])
+    command = [python, MACHINE, json.dumps(order)]
     try:
         code, out, err = children.run_child(command, timeout=PATIENCE, environment=environment)
     except OSError as error:
@@ -135,7 +145,9 @@ def audited(
 ) -> dict | None:
     """Returns an audit of a command by its options; None in a rank of torchrun that isn't the
     first. Raises UserError."""
-    cards = named(args.gpu) if args.gpu else []
+    cards = []
+    if args.gpu:
+        cards = named(args.gpu)
     python = python_of(args)
     timed, watched = audit(command, args.minutes, python)
     if int(os.environ.get("RANK") or 0):
@@ -162,7 +174,9 @@ def result_of(
 def machine_of(python: str, timed: dict) -> dict:
     """Describes the device that a script trained on, with its memory in bytes (None where the
     system hides it) and, without a datasheet, the FLOP/s of its matmuls."""
-    hidden = None if timed["device"] == "cuda" else dict(CUDA_VISIBLE_DEVICES="")
+    hidden = {}
+    if timed["device"] != "cuda":
+        hidden["CUDA_VISIBLE_DEVICES"] = ""
     machine = ask_machine(python, rates=False, environment=hidden)
     if machine["name"] not in PEAK_FLOPS:
         machine = ask_machine(python, rates=True, environment=hidden)
@@ -182,7 +196,9 @@ def page_of(result: dict) -> str:
 def title_of(command: list[str]) -> str:
     """Returns the name of a module, or of a script without its folder and its suffix."""
     name = script_name(command)
-    return name if command[0] == "-m" else Path(name).stem
+    if command[0] == "-m":
+        return name
+    return Path(name).stem
 
 
 def run_audit(args: argparse.Namespace) -> int:
@@ -195,7 +211,10 @@ def run_audit(args: argparse.Namespace) -> int:
         page.write_text(page_of(result), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{page} can't be written: {error.strerror}")
-    print(json.dumps(result) if args.json else f"{render.screen(result)}{page}")
+    if args.json:
+        print(json.dumps(result))
+    else:
+        print(f"{render.screen(result)}{page}")
     return 0
 
 
@@ -214,7 +233,9 @@ def run_gradients(args: argparse.Namespace) -> int:
         print(json.dumps(gradients_render.as_json(answer)))
     else:
         print(gradients_render.screen(answer), end="")
-    return 4 if answer.wrong else 0
+    if not answer.wrong:
+        return 0
+    return 4
 
 
 # ---- The cards
@@ -228,7 +249,7 @@ def run_gpus(args: argparse.Namespace) -> int:
     """Prints the cards that --gpu knows."""
     rows = [card._asdict() | dict(card=name, gib=card.mib / 1024) for name, card in CARDS.items()]
     columns = [
-        Column("GPU", lambda row: row["card"], True),
+        text_col("GPU", "card"),
         num_col("GiB", "gib", ".0f"),
         num_col("GB/s", "bandwidth", ",.0f"),
         num_col("TFLOP/s in bfloat16", "bfloat16", ",.0f"),
@@ -238,12 +259,22 @@ def run_gpus(args: argparse.Namespace) -> int:
     return 0
 
 
-# Each command: its first line in --help, its options, and what it does.
-Command = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[..., int]]
-COMMANDS: dict[str, Command] = {
-    "audit": ("list which speedups a training script lacks", add_audit, run_audit),
-    "gradients": ("check that a script's gradients are right", add_gradients, run_gradients),
-    "gpus": ("list the GPUs that --gpu knows", add_gpus, run_gpus),
+class Command(NamedTuple):
+    summary: str  # in --help
+    add_options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]  # returns the exit code
+    usage: str = ""  # after its name
+
+
+OF_A_SCRIPT = "[options] SCRIPT|-m MODULE [ITS ARGUMENTS]"
+COMMANDS = {
+    "audit": Command(
+        "list which speedups a training script lacks", add_audit, run_audit, OF_A_SCRIPT
+    ),
+    "gradients": Command(
+        "check that a script's gradients are right", add_gradients, run_gradients, OF_A_SCRIPT
+    ),
+    "gpus": Command("list the GPUs that --gpu knows", add_gpus, run_gpus),
 }
 
 
@@ -252,12 +283,14 @@ def parse(words: list[str]) -> argparse.Namespace:
         prog="gpt-speed", description="What makes your PyTorch training faster.", allow_abbrev=False
     )
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, (summary, add_options, run) in COMMANDS.items():
-        command = parsers.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-        if add_options is not add_gpus:
-            command.usage = f"gpt-speed {name} [options] SCRIPT|-m MODULE [ITS ARGUMENTS]"
-        add_options(command)
-        command.set_defaults(run=run)
+    for name, command in COMMANDS.items():
+        own = parsers.add_parser(
+            name, help=command.summary, description=command.summary, allow_abbrev=False
+        )
+        if command.usage:
+            own.usage = f"gpt-speed {name} {command.usage}"
+        command.add_options(own)
+        own.set_defaults(run=command.run)
     return parser.parse_args(words)
 
 

@@ -14,13 +14,17 @@ class UserError(Exception):
 def script_name(command: list[str]) -> str:
     """Returns the script or the module of a command: a script, or "-m" and a module, with
     arguments."""
-    return command[1] if command[0] == "-m" else command[0]
+    if command[0] == "-m":
+        return command[1]
+    return command[0]
 
 
 def listed(names: Iterable[str]) -> str:
     """Returns "a", "a and b", "a, b and c"."""
     *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
+    if most:
+        return f"{', '.join(most)} and {last}"
+    return last
 
 
 def counted(count: int, noun: str, plural: str = "s") -> str:

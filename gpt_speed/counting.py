@@ -66,7 +66,9 @@ def flops_of(func, args: tuple, kwargs: dict, result) -> int:
     """Counts as PyTorch does, and attention on a CPU, which it misses, as on a GPU."""
     operator = str(getattr(func, "_overloadpacket", func)).replace("_for_cpu", "")
     formula = FORMULAS.get(operator)
-    return int(formula(*args, **kwargs, out_val=result)) if formula else 0
+    if not formula:
+        return 0
+    return int(formula(*args, **kwargs, out_val=result))
 
 
 class Access(NamedTuple):
@@ -104,7 +106,9 @@ def bytes_moved(name: str, access: Access, has_out: bool) -> int:
         return bytes_of(*access.new)
     if name in ONE_OF_A_ROW:
         rows = bytes_of(*access.new)
-        return rows if "backward" in name else 2 * rows
+        if "backward" in name:
+            return rows
+        return 2 * rows
     if has_out or name in ("copy_", "zero_", "fill_"):  # written, but not read
         return bytes_of(*access.read)
     return bytes_of(*access.read, *access.written, *access.new)

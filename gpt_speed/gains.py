@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
 from statistics import median
 
@@ -64,14 +65,15 @@ def gains_on(machine: dict, sessions: Iterable[Session]) -> tuple[dict[str, floa
     alike = [session for session in sessions if session.tells_of(machine)]
     if not alike:
         return {}, ""
-    nearest = max(alike, key=lambda session: session.likeness(machine))
+    nearest = max(alike, key=methodcaller("likeness", machine))
     own = [session for session in alike if is_of_one_machine(session, nearest)]
     gains, others = medians(own), medians(alike)
     where = f"measured on {nearest.short_name}"
     if not all(nearest.likeness(machine)):
         where += f", another machine than this one, in {nearest.dtype}"
-    if elsewhere := ", ".join(f"#{int(patch[:2])}" for patch in others if patch not in gains):
-        where += f"; {elsewhere} on others"
+    elsewhere = [f"#{int(patch[:2])}" for patch in others if patch not in gains]
+    if elsewhere:
+        where += f"; {', '.join(elsewhere)} on others"
     return others | gains, where
 
 

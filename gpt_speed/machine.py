@@ -1,6 +1,9 @@
 """Says on what machine a script trains, by the PyTorch of the script's own environment.
 
-    python gpt_speed/machine.py '{"rates": true}'  # as JSON; with how fast matrices are multiplied
+    python gpt_speed/machine.py '{"rates": true, "known": ["NVIDIA A100-SXM4-40GB"]}'  # as JSON
+
+With `rates` it also says how fast matrices are multiplied, unless the device is one of those whose
+rates are known.
 
 PyTorch is only imported there, from 2.4 and Python 3.10 on, and nothing of this repository.
 """
@@ -43,16 +46,20 @@ def ram_gb(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> float | None:
     return size / 1024**3
 
 
-def trained_in() -> str:
+def dtype_here() -> str:
     """Returns the type in which the techniques' scripts would train here: bfloat16 where there are
     units for it."""
     import torch
 
     if torch.cuda.is_available():
-        return "bfloat16" if torch.cuda.get_device_capability() >= (8, 0) else "float32"
+        if torch.cuda.get_device_capability() >= (8, 0):
+            return "bfloat16"
+        return "float32"
     units = getattr(torch.cpu, "get_capabilities", dict)()  # older PyTorch lacks it
     has_units = any(map(units.get, ("amx_bf16", "avx512_bf16", "bf16")))
-    return "bfloat16" if has_units else "float32"
+    if has_units:
+        return "bfloat16"
+    return "float32"
 
 
 def product_rate(dtype: str, minimum: float = 1) -> float:
@@ -61,9 +68,13 @@ def product_rate(dtype: str, minimum: float = 1) -> float:
     import torch
     from torch.utils.benchmark import Timer
 
-    device, size = ("cuda", 8192) if torch.cuda.is_available() else ("cpu", 2048)
-    torch.set_float32_matmul_precision("high" if dtype == "TF32" else "highest")
-    stored = torch.float32 if dtype == "TF32" else getattr(torch, dtype)
+    device, size = "cpu", 2048
+    if torch.cuda.is_available():
+        device, size = "cuda", 8192
+    stored, precision = getattr(torch, dtype, torch.float32), "highest"
+    if dtype == "TF32":  # which is how float32 is multiplied
+        precision = "high"
+    torch.set_float32_matmul_precision(precision)
     # Random numbers: products of equal ones take less power, and so a GPU clocks higher.
     a, b = (torch.randn(size, size, device=device).to(stored) for _ in range(2))
     timer = Timer("a @ b", globals=dict(a=a, b=b), num_threads=torch.get_num_threads())
@@ -93,7 +104,7 @@ def this_machine() -> dict:
     from torch.utils import collect_env
 
     os.environ["LC_ALL"] = "C"  # so that the system's description isn't translated
-    facts = dict(torch=torch.__version__, dtype=trained_in())
+    facts = dict(torch=torch.__version__, dtype=dtype_here())
     if torch.cuda.is_available():
         return facts | dict(
             device="cuda",
@@ -126,11 +137,12 @@ def unsupported() -> str:
 
 
 def main() -> None:
-    if problem := unsupported():
+    problem = unsupported()
+    if problem:
         print(json.dumps(dict(error=problem)))
         return
-    facts = this_machine()
-    if json.loads(sys.argv[1])["rates"]:
+    facts, order = this_machine(), json.loads(sys.argv[1])
+    if order["rates"] and facts["name"] not in order["known"]:
         facts["rates"] = matmul_peak(facts["dtype"])
     print(json.dumps(facts))
 

@@ -28,7 +28,9 @@ def round_up(size: int, unit: int) -> int:
 
 def large_segment_size(size: int) -> int:
     """Returns the bytes of a large segment for a request of `size` bytes."""
-    return 20 * MIB if size < 10 * MIB else round_up(size, SEGMENT)
+    if size < 10 * MIB:
+        return 20 * MIB
+    return round_up(size, SEGMENT)
 
 
 @dataclass(eq=False, slots=True)
@@ -78,7 +80,9 @@ class Pool:
     def take_smallest(self, size: int) -> Block | None:
         """Takes the smallest block of at least `size` bytes, if there is one."""
         index = bisect_left(self.blocks, (size, -1))
-        return self.blocks.pop(index)[2] if index < len(self.blocks) else None
+        if index >= len(self.blocks):
+            return None
+        return self.blocks.pop(index)[2]
 
     def take_whole_segments(self) -> int:
         """Takes the blocks that are whole segments; returns their bytes."""
@@ -98,7 +102,9 @@ class Allocator:
     def malloc(self, size: int) -> Block:
         """Returns a block of at least `size` bytes. Raises DoesNotFit."""
         size = max(512, round_up(size, 512))
-        pool = self.small if size <= MIB else self.large
+        pool = self.large
+        if size <= MIB:
+            pool = self.small
         block = pool.take_smallest(size) or self.segment(size, pool)
         if block.size - size >= pool.smallest_rest:
             pool.put(block.split(size))
@@ -109,7 +115,9 @@ class Allocator:
 
     def segment(self, size: int, pool: Pool) -> Block:
         """Returns a new segment as one block. Raises DoesNotFit."""
-        total = SEGMENT if pool is self.small else large_segment_size(size)
+        total = SEGMENT
+        if pool is self.large:
+            total = large_segment_size(size)
         if not self.has_room(total):
             self.reserved -= self.small.take_whole_segments() + self.large.take_whole_segments()
             if not self.has_room(total):

@@ -26,17 +26,18 @@ def hook(owner, name: str, before) -> None:
 def run_script(command: list[str]) -> str:
     """Runs a script, or "-m" and a module, with its arguments, as Python itself would; returns how
     it failed: the type and the first line of what it raised, "" where it didn't."""
-    is_module = command[0] == "-m"
-    sys.argv = command[1:] if is_module else command
-    name = sys.argv[0]
-    sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(name))
+    first, *words = command
     try:
-        if is_module:
-            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        if first == "-m":
+            sys.path[0], sys.argv = os.getcwd(), words
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         else:
-            runpy.run_path(name, run_name="__main__")
+            sys.path[0], sys.argv = os.path.dirname(os.path.abspath(first)), command
+            runpy.run_path(first, run_name="__main__")
     except SystemExit as stop:
-        return f"it ended with {stop.code}" if stop.code else ""
+        if not stop.code:
+            return ""
+        return f"it ended with {stop.code}"
     except BaseException as raised:
         traceback.print_exception(raised)
         return first_line(raised)

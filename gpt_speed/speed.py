@@ -95,7 +95,9 @@ def margin(card: Card, compiled: bool, times: dict[str, float] | None) -> float:
     """Returns the margin of a predicted speed, as a share of it; `times` are of seconds()."""
     if card.capability < 8 or times and times["host"]:
         return LITTLE_CHECKED
-    return COMPILED if compiled else NOT_COMPILED
+    if compiled:
+        return COMPILED
+    return NOT_COMPILED
 
 
 def work_at(batch: int, steps: dict[int, list[Work]]) -> list[Work]:

@@ -1,6 +1,7 @@
 """Tables in Markdown, of any rows."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 
@@ -18,8 +19,11 @@ class Table(NamedTuple):
     every_column: bool = False  # also those without a figure
 
 
-def fmt(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
+def fmt(value: float | None, form: str, unit: str = "") -> str:
+    """Writes a figure; "" for None."""
+    if value is None:
+        return ""
+    return f"{format(value, form)}{unit}"
 
 
 def lookup(row, name: str):
@@ -32,14 +36,27 @@ def lookup(row, name: str):
     return row
 
 
-def num_col(heading: str, name: str, form: str = "") -> Column:
+def num_col(heading: str, name: str, form: str = "", unit: str = "") -> Column:
     """Returns a column of a figure, by its name in a row."""
-    return Column(heading, lambda row: fmt(lookup(row, name), form))
+    return value_col(heading, name, partial(fmt, form=form, unit=unit))
 
 
 def text_col(heading: str, name: str) -> Column:
     """Returns a column of text, by its name in a row."""
-    return Column(heading, lambda row: lookup(row, name) or "", True)
+    return value_col(heading, name, text_or_nothing, left=True)
+
+
+def value_col(heading: str, name: str, write: Callable[..., str], left: bool = False) -> Column:
+    """Returns a column of a value, by its name in a row, as `write` writes it."""
+
+    def cell(row) -> str:
+        return write(lookup(row, name))
+
+    return Column(heading, cell, left)
+
+
+def text_or_nothing(text: str | None) -> str:
+    return text or ""
 
 
 def markdown(*tables: Table) -> str:
@@ -49,7 +66,9 @@ def markdown(*tables: Table) -> str:
 
 def markdown_of(table: Table) -> str:
     """Returns a table's text."""
-    lines = [f"{table.caption}\n"] if table.caption else []
+    lines = []
+    if table.caption:
+        lines.append(f"{table.caption}\n")
     for line in zip(*shown_columns(table), strict=True):
         cells = [cell_text(cell or table.missing) for cell in line]
         lines.append(f"| {' | '.join(cells)} |")

@@ -77,7 +77,9 @@ CONFLICT = re.compile(  # as git merge-file --diff3 marks it: ours, the base, th
 )
 DEFINITION = re.compile(rb"^(?:(?:class|def) \w+|\w+ = {$)", re.MULTILINE)
 WORD = re.compile(rb"\w+|\s|[^\w\s]")
-OPTION = re.compile(rb"^    (\w+): [^=\n]+ = option\(", re.MULTILINE)  # a setting of Config
+OPTION = re.compile(rb'^    add\("(--[\w-]+)"', re.MULTILINE)  # of a script's command line
+SETTING = re.compile(rb'^    (?:\w+: |add\("--[\w-]+")', re.MULTILINE)  # in Config, an option
+JOINED = ("the imports", "class Config", "def make_parser", "def set_up_process")
 
 
 class Published(NamedTuple):
@@ -130,10 +132,11 @@ def interrupts_delayed() -> Iterator[None]:
     gpt_speed.children.signals_held is the same for the start of a child, with a signal mask, which
     Windows lacks. It stands twice since this file runs anywhere, and without that package."""
     received: list[int] = []
-    handlers = {
-        number: signal.signal(number, lambda number, frame: received.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+
+    def keep(number: int, frame) -> None:
+        received.append(number)
+
+    handlers = {number: signal.signal(number, keep) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
@@ -221,13 +224,14 @@ class Patch:
 
     def apply(self, text: bytes, reverse: bool = False) -> bytes:
         """Leads from `base` to `name`, or back. Raises StackError if a hunk doesn't fit."""
+        script, hunks = file_of(self.base), self.hunks
+        if reverse:
+            script, hunks = file_of(self.name), [hunk.reversed() for hunk in self.hunks]
         source, result, position = text.splitlines(keepends=True), [], 0
-        for number, hunk in enumerate(self.hunks, 1):
-            start, removed, new_start, added = hunk.reversed() if reverse else hunk
+        for number, (start, removed, new_start, added) in enumerate(hunks, 1):
             result += source[position:start]
             end = start + len(removed)
             if start < position or source[start:end] != removed or len(result) != new_start:
-                script = file_of(self.name if reverse else self.base)
                 raise StackError(
                     f"{self.file}: hunk {number} doesn't match {script} at line"
                     f" {start + 1} (edited? `refresh`)"
@@ -241,8 +245,9 @@ def file_of(name: str) -> str:
     """Returns the file name of the script after the patch `name`."""
     if name == "ddp":
         return DDP
-    # Python would import a script profile.py as its own module `profile`.
-    return f"{name}.py" if name[0].isdigit() else f"variant-{name}.py"
+    if name[0].isdigit():
+        return f"{name}.py"
+    return f"variant-{name}.py"  # Python would import a script profile.py as its own `profile`
 
 
 def parse_header(file: str, header: bytes) -> dict[str, str]:
@@ -290,13 +295,20 @@ def make_patch(file: str, header: bytes, base: str, before: bytes, after: bytes)
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
     data = header
     for line in difflib.diff_bytes(difflib.unified_diff, old, new, *names, lineterm=b"\n"):
-        if match := HUNK.fullmatch(line):  # name the class or function it is in, as git does
-            above = DEFINITION.findall(b"".join(old[: int(match[1]) + 2]))
-            line = b" ".join([line[:-1], *above[-1:]]) + b"\n"
-        data += line
+        data += with_definition(line, old)
     if Patch.parse(file, data, base).apply(before) != after:
         raise StackError(f"{file}: the diff would not lead from {base} to {name}")
     return data
+
+
+def with_definition(line: bytes, old: list[bytes]) -> bytes:
+    """Returns a line of a diff; the first one of a hunk with the class or function that it is in,
+    as git has it."""
+    first = HUNK.fullmatch(line)
+    if not first:
+        return line
+    above = DEFINITION.findall(b"".join(old[: int(first[1]) + 2]))
+    return b" ".join([line[:-1], *above[-1:]]) + b"\n"
 
 
 def load(root: Path = ROOT) -> list[Patch]:
@@ -361,10 +373,13 @@ def rebuild_all(root: Path = ROOT, edited: Path | None = None) -> dict[str, byte
 
     Raises StackError if a patch doesn't fit, or another of 00, 01 and 02 is edited.
     """
+    patches = load(root) + load_variants(root)
+    if edited == root / FIRST:
+        return rebuild(patches, first_by_01(patches, root), root, edited)
     try:
-        return rebuild(root, edited)
+        return rebuild(patches, read(root / FIRST), root, edited)
     except StackError:
-        if edited is None and is_first_edited(root):  # the first patch that doesn't fit is right
+        if edited is None and is_first_edited(patches, root):  # the first that doesn't fit is right
             raise StackError(
                 f"{FIRST} is edited: `python patches/stack.py refresh {FIRST}` carries"
                 " that into all other scripts"
@@ -372,22 +387,20 @@ def rebuild_all(root: Path = ROOT, edited: Path | None = None) -> dict[str, byte
         raise
 
 
-def is_first_edited(root: Path) -> bool:
+def is_first_edited(patches: list[Patch], root: Path) -> bool:
     """Returns whether all patches fit, but for an edit of 00."""
     try:
-        rebuild(root, edited=root / FIRST)
+        rebuild(patches, first_by_01(patches, root), root, edited=root / FIRST)
     except StackError:
         return False
     return True
 
 
-def rebuild(root: Path, edited: Path | None) -> dict[str, bytes]:
-    """Does what rebuild_all() does, but if 00 is edited names the first patch that doesn't fit."""
-    patches = load(root) + load_variants(root)
-    if edited == root / FIRST:
-        first = first_by_01(read(root / LAST), patches)
-    else:
-        first = read(root / FIRST)
+def rebuild(
+    patches: list[Patch], first: bytes, root: Path, edited: Path | None
+) -> dict[str, bytes]:
+    """Returns all scripts by name, from the text of 00 on. Raises StackError if a patch doesn't
+    fit, or if 00, 01 or 02 isn't what they make; the file `edited` may differ."""
     scripts = apply_all(patches, first)
     for file, name in names_by_file(scripts).items():
         if root / file != edited and read(root / file) != scripts[name]:
@@ -398,9 +411,9 @@ def rebuild(root: Path, edited: Path | None) -> dict[str, bytes]:
     return scripts
 
 
-def first_by_01(text: bytes, patches: list[Patch]) -> bytes:
+def first_by_01(patches: list[Patch], root: Path) -> bytes:
     """Returns what 00 was before its edit: the text of 01 without the techniques."""
-    names = names_of(patches)
+    text, names = read(root / LAST), names_of(patches)
     techniques = patches[: names.index(name_of_01(names))]
     for patch in reversed(techniques):
         text = patch.apply(text, reverse=True)
@@ -420,9 +433,13 @@ def check_python(file: str, text: bytes) -> None:
     """Raises StackError for a text that isn't Python."""
     try:
         compile(text.decode(), file, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:  # ValueError: no UTF-8, or a null byte
-        line = f", line {error.lineno}" if getattr(error, "lineno", None) else ""
-        raise StackError(f"{file} isn't Python{line}: {getattr(error, 'msg', error)}") from None
+    except SyntaxError as error:
+        line = ""
+        if error.lineno:
+            line = f", line {error.lineno}"
+        raise StackError(f"{file} isn't Python{line}: {error.msg}") from None
+    except ValueError as error:  # no UTF-8, or a null byte
+        raise StackError(f"{file} isn't Python: {error}") from None
 
 
 class Overlap(NamedTuple):
@@ -453,7 +470,10 @@ def merge(
     if base == theirs:
         return ours
     merged = merge_lines(base, ours, theirs)
-    while conflict := CONFLICT.search(merged):
+    while True:
+        conflict = CONFLICT.search(merged)
+        if not conflict:
+            return merged
         before, after = merged[: conflict.start()], merged[conflict.end() :]
         place = (DEFINITION.findall(before) or [b"the imports"])[-1].decode()
         settled = settle(Overlap(place, *conflict.groups()))
@@ -464,7 +484,6 @@ def merge(
                 name,
             )
         merged = before + settled + after
-    return merged
 
 
 def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> bytes:
@@ -489,21 +508,25 @@ def by_words(overlap: Overlap) -> bytes | None:
         for side in (overlap.base, overlap.ours, overlap.theirs)
     )
     merged = merge_lines(*sides)
-    return None if CONFLICT.search(merged) else merged.replace(b"\n", b"").replace(newline, b"\n")
+    if CONFLICT.search(merged):
+        return None
+    return merged.replace(b"\n", b"").replace(newline, b"\n")
 
 
 def by_joining(overlap: Overlap) -> bytes | None:
-    """Settles an overlap among the imports or the fields of Config: the lines that either side adds
-    are all taken. Returns None elsewhere, or if a field would come twice."""
-    if overlap.place not in ("the imports", "class Config"):
+    """Settles an overlap where lines don't depend on each other, in JOINED: those that either side
+    adds are all taken. Returns None elsewhere, or if a setting would come twice."""
+    if overlap.place not in JOINED:
         return None
     ours, base, theirs = (
         side.splitlines(keepends=True) for side in (overlap.ours, overlap.base, overlap.theirs)
     )
     joined = [line for line in theirs if line in ours or line not in base]  # kept or added
     joined += [line for line in ours if line not in theirs and line not in base]
-    fields = re.findall(rb"^    (\w+):", b"".join(joined), re.MULTILINE)
-    return b"".join(joined) if len(fields) == len(set(fields)) else None
+    settings = SETTING.findall(b"".join(joined))
+    if len(settings) > len(set(settings)):
+        return None
+    return b"".join(joined)
 
 
 CHECK = """\
@@ -680,7 +703,8 @@ def verify_command(root: Path) -> list[str]:
         check_python(file_of(name), script)
     files = {patch.file for patch in patches + variants}
     for path in sorted([*root.glob("patches/*.patch"), *root.glob("patches/variants/*")]):
-        if (file := path.relative_to(root).as_posix()) not in files:
+        file = path.relative_to(root).as_posix()
+        if file not in files:
             raise StackError(f"{file} is neither in patches/series nor a variant's patch")
     series = f"{FIRST} + {len(patches) - 1} patches = {LAST}, + ddp.patch = {DDP}"
     return [f"ok: {series}; variants that apply: {len(variants)}"]
@@ -688,31 +712,63 @@ def verify_command(root: Path) -> list[str]:
 
 def refresh_command(root: Path, file: Path, into: str | None, until: list[str]) -> list[str]:
     """carries an edit into all patches and scripts that build on it"""
-    file, patches, variants = file.resolve(), load(root), load_variants(root)
-    series, names = names_of(patches), names_of(patches + variants)
-    edited = find(file.name, names)
-    old, new = before_edit(file, root), {edited: read(file)}
+    edit = Edit.of(file.resolve(), root)
     if file.name == LAST:
-        first = first_edited(into, series, names)
-        new = carry_back(old, new[edited], series[series.index(first) : series.index(edited) + 1])
+        edited = edit.into(into)
     elif into is not None:
-        raise StackError(f"--into is for edits of {LAST}; this one belongs to {edited}")
-    new |= kept_as_they_are(old, edited, [find(name, names) for name in until], series)
+        raise StackError(f"--into is for edits of {LAST}; this one belongs to {edit.name}")
+    else:
+        edited = {edit.name: edit.text}
+    edited |= edit.kept(until)
     try:
-        changed = write_all(carry(patches + variants, old, new, root))
+        changed = write_all(carry(edit.patches, edit.old, edited, root))
     except Conflict as conflict:
-        raise StackError(f"{conflict}. {way_on(root, file, into, until, conflict.name)}")
+        raise StackError(f"{conflict}. {way_on(root, edit.file, into, until, conflict.name)}")
     return [os.path.relpath(path) for path in changed] or ["nothing to change"]
 
 
-def first_edited(into: str | None, series: list[str], names: list[str]) -> str:
-    """Returns the first script that an edit of 01 belongs to, by --into. Raises StackError."""
-    if into is None:
-        raise StackError("name the patch of this edit (--into NAME), or use `new NAME`")
-    first = find(into, names)
-    if first not in series[:-1]:
-        raise StackError(f"{first} isn't part of {LAST}: edit {file_of(first)}")
-    return first
+@dataclass(frozen=True)
+class Edit:
+    """An edit of one script, which `refresh` carries into others."""
+
+    file: Path
+    name: str  # of the edited script
+    text: bytes
+    old: dict[str, bytes]  # all scripts as before, by name
+    series: list[str]  # the names of 00, of the techniques' scripts, and of 02
+    patches: list[Patch]  # of the series, then the variants
+
+    @classmethod
+    def of(cls, file: Path, root: Path) -> "Edit":
+        """Raises StackError where another script is edited, too."""
+        series, variants = load(root), load_variants(root)
+        name = find(file.name, names_of(series + variants))
+        old = before_edit(file, root)
+        return cls(file, name, read(file), old, names_of(series), series + variants)
+
+    def into(self, patch: str | None) -> dict[str, bytes]:
+        """Returns the scripts from a patch to 01 with the edit that was made in 01. Raises
+        StackError, Conflict."""
+        if patch is None:
+            raise StackError("name the patch of this edit (--into NAME), or use `new NAME`")
+        first = find(patch, self.old)
+        if first not in self.series[:-1]:
+            raise StackError(f"{first} isn't part of {LAST}: edit {file_of(first)}")
+        names = self.series[self.series.index(first) : self.series.index(self.name) + 1]
+        return carry_back(self.old, self.text, names)
+
+    def kept(self, until: list[str]) -> dict[str, bytes]:
+        """Returns the scripts that the edit doesn't reach: those of `until`, and what follows one
+        of the series. Raises StackError where the edited script is among them."""
+        kept = {}
+        for name in [find(name, self.old) for name in until]:
+            names = [name]
+            if name in self.series:
+                names = self.series[self.series.index(name) :]
+            if self.name in names:
+                raise StackError(f"--until: {name} doesn't come after {self.name}")
+            kept |= {name: self.old[name] for name in names}
+        return kept
 
 
 def carry_back(old: dict[str, bytes], text: bytes, names: list[str]) -> dict[str, bytes]:
@@ -724,24 +780,12 @@ def carry_back(old: dict[str, bytes], text: bytes, names: list[str]) -> dict[str
     return new
 
 
-def kept_as_they_are(
-    old: dict[str, bytes], edited: str, until: list[str], series: list[str]
-) -> dict[str, bytes]:
-    """Returns the scripts that an edit doesn't reach: those of `until`, and what follows one of the
-    series. Raises StackError where the edited script is among them."""
-    kept = {}
-    for name in until:
-        names = series[series.index(name) :] if name in series else [name]
-        if edited in names:
-            raise StackError(f"--until: {name} doesn't come after {edited}")
-        kept |= {name: old[name] for name in names}
-    return kept
-
-
 def way_on(root: Path, file: Path, into: str | None, until: list[str], name: str) -> str:
     """Returns what to type after a conflict in the script `name`: the edit goes as far as that, and
     is made there by hand."""
-    options = [f"--into={into}"] if into else []
+    options = []
+    if into:
+        options.append(f"--into={into}")
     options += [f"--until={stop}" for stop in [*until, name]]
     edit = shlex.join([os.path.relpath(file), *options])
     script = os.path.relpath(root / WRITTEN / file_of(name))
@@ -759,7 +803,8 @@ def new_command(
     if variant != bool(fields["group"]) or base and not variant:
         raise StackError("--group is for a --variant, which needs one, and so is --base")
     if variant:
-        return new_variant(root, name, DDP if base == "02" else LAST, fields)
+        edited = {None: LAST, "01": LAST, "02": DDP}[base]
+        return new_variant(root, name, edited, fields)
     return new_technique(root, name, fields)
 
 
@@ -768,10 +813,11 @@ def new_technique(root: Path, name: str, fields: dict[str, str | None]) -> list[
     series = load(root)
     number, base = len(series), name_of_01(names_of(series))  # ddp.patch has no number
     file = new_file(root, f"patches/{number:02}-{name}.patch", name)
-    patch, old, new = patch_of_edit(root, LAST, file, base, fields)
-    patches = [*series[:-1], patch, series[-1], *load_variants(root)]
+    new = patch_of_edit(root, LAST, file, base, fields)
+    patches = [*series[:-1], new.patch, series[-1], *load_variants(root)]
+    files = carry(patches, new.old, new.edited, root)
     path = root / "patches/series"
-    files = carry(patches, old, new, root) | {path: read(path) + f"{Path(file).name}\n".encode()}
+    files[path] = read(path) + f"{Path(file).name}\n".encode()
     written = [os.path.relpath(path) for path in write_all(files)]
     return [*written, *what_is_next(f"ladder --techniques {number - 1}-{number}", LAST)]
 
@@ -779,8 +825,8 @@ def new_technique(root: Path, name: str, fields: dict[str, str | None]) -> list[
 def new_variant(root: Path, name: str, edited: str, fields: dict[str, str | None]) -> list[str]:
     """Makes an edit of the script `edited`, 01 or 02, a variant of it; returns what is printed."""
     file = new_file(root, f"patches/variants/{name}.patch", name)
-    patch, old, new = patch_of_edit(root, edited, file, Path(edited).stem, fields)
-    files = carry([*load(root), *load_variants(root), patch], old, new, root)
+    new = patch_of_edit(root, edited, file, Path(edited).stem, fields)
+    files = carry([*load(root), *load_variants(root), new.patch], new.old, new.edited, root)
     written = [os.path.relpath(path) for path in write_all(files)]
     return [*written, *what_is_next(f"variants --names {name}", edited)]
 
@@ -792,22 +838,31 @@ def new_file(root: Path, file: str, name: str) -> str:
     return file
 
 
+class NewPatch(NamedTuple):
+    """A patch that an edit becomes, and what carry() takes."""
+
+    patch: Patch
+    old: dict[str, bytes]  # all scripts, by name; its own as if it changed nothing
+    edited: dict[str, bytes]  # its own script
+
+
 def patch_of_edit(
     root: Path, edited: str, file: str, base: str, fields: dict[str, str | None]
-) -> tuple[Patch, dict[str, bytes], dict[str, bytes]]:
-    """Returns the patch `file` that leads from `base` to the script `edited`, and for carry() the
-    scripts as if it had changed nothing so far, and its own as edited. Raises StackError."""
+) -> NewPatch:
+    """Returns the patch `file` that leads from `base` to the script `edited`. Raises StackError."""
     old, after = before_edit(root / edited, root), read(root / edited)
     before = old[names_by_file(old)[edited]]
     data = make_patch(file, header_of(base, fields), base, before, after)
     patch = Patch.parse(file, data, base)
-    return patch, old | {patch.name: before}, {patch.name: after}
+    return NewPatch(patch, old | {patch.name: before}, {patch.name: after})
 
 
 def what_is_next(study: str, edited: str) -> list[str]:
     """Returns what to type after a patch was made. What 02 gains is measured on several GPUs."""
     lines = ["next:", "  python patches/stack.py verify"]
-    return lines if edited == DDP else [*lines, f"  python measure.py {study}"]
+    if edited != DDP:
+        lines.append(f"  python measure.py {study}")
+    return lines
 
 
 def header_of(base: str, fields: dict[str, str | None]) -> bytes:
@@ -829,9 +884,10 @@ def compose_command(root: Path, names: list[str], base: str | None, out: Path) -
         raise StackError(f"{out} exists: nothing is overwritten")
     check_name(out, text)
     written = [os.path.relpath(path) for path in write_all({out: text})]
-    if missing := missing_packages(names, root):
+    missing, added = missing_packages(names, root), added_options(text, root)
+    if missing:
         written.append(f"first: pip install {' '.join(missing)}")
-    if added := added_options(text, root):
+    if added:
         written.append(f"its variants add {', '.join(added)} (see --help)")
     return written
 
@@ -845,9 +901,7 @@ def missing_packages(names: list[str], root: Path) -> list[str]:
 def added_options(text: bytes, root: Path) -> list[str]:
     """Returns the command-line options of a script that neither 01 nor 02 has."""
     usual = OPTION.findall(read(root / LAST) + read(root / DDP))
-    return [
-        f"--{name.decode().replace('_', '-')}" for name in OPTION.findall(text) if name not in usual
-    ]
+    return [name.decode() for name in OPTION.findall(text) if name not in usual]
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:

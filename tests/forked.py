@@ -68,7 +68,7 @@ def run(command: list[str], env: dict[str, str], cwd=None, timeout: float | None
 
 
 def program(command: list[str], env: dict[str, str], cwd, out: str, err: str) -> None:
-    """In the child."""
+    """Runs a program in the child, with its output in two files."""
     for number, file in ((1, out), (2, err)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.chdir(cwd)
@@ -76,48 +76,63 @@ def program(command: list[str], env: dict[str, str], cwd, out: str, err: str) ->
 
 
 def start(command: list[str], env: dict[str, str]) -> None:
+    """Runs a program in this process, as Python would that begins with it."""
     os.environ.clear()
     os.environ.update(env)
-    kind, *rest = command
-    place = os.getcwd() if kind in ("-m", "-c") else os.path.dirname(os.path.abspath(kind))
-    # As Python has it, without what pytest has added.
-    sys.path[:] = [place, *(path for path in sys.path if path not in PYTESTS)]
-    if kind == "-m":
-        if rest[0] == "torch.distributed.run":
+    first, *words = command
+    if first == "-m":
+        begin(os.getcwd(), words)
+        if words[0] == "torch.distributed.run":
             fork_ranks()
-        sys.argv = rest
-        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
-    elif kind == "-c":
-        sys.argv = ["-c", *rest[1:]]
-        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    elif first == "-c":
+        text, *arguments = words
+        begin(os.getcwd(), ["-c", *arguments])
+        exec(compile(text, "<string>", "exec"), {"__name__": "__main__"})
     else:
-        sys.argv = command
-        runpy.run_path(kind, run_name="__main__")
+        begin(os.path.dirname(os.path.abspath(first)), command)
+        runpy.run_path(first, run_name="__main__")
+
+
+def begin(place: str, arguments: list[str]) -> None:
+    """Sets sys.path, with the program's folder and without what pytest has added, and sys.argv."""
+    sys.path[:] = [place, *(path for path in sys.path if path not in PYTESTS)]
+    sys.argv = arguments
 
 
 def fork_ranks() -> None:
-    """Ranks that torchrun starts, and starts again, are forked from it, too."""
+    """Lets torchrun fork the ranks that it starts, and starts again, from itself."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-    def popen(handler, args: tuple, env: dict[str, str]):
-        if args[:2] != (sys.executable, "-u"):
-            raise ValueError(f"not a Python program: {args}")
-        context = multiprocessing.get_context("fork")
-        handler.child = context.Process(target=rank, args=(args[2:], env))
-        handler.child.start()
-        return handler.child._popen  # which torchrun asks as it asks subprocess.Popen
+    subprocess_handler.SubprocessHandler._popen = fork_rank
 
-    subprocess_handler.SubprocessHandler._popen = popen
+
+def fork_rank(handler, args: tuple, env: dict[str, str]):
+    """Replaces the method that starts a rank; returns what torchrun asks as it asks
+    subprocess.Popen. Raises ValueError for another command than `python -u`."""
+    if args[:2] != (sys.executable, "-u"):
+        raise ValueError(f"not a Python program: {args}")
+    context = multiprocessing.get_context("fork")
+    handler.child = context.Process(target=rank, args=(args[2:], env))
+    handler.child.start()
+    return handler.child._popen
 
 
 def rank(command: tuple, env: dict[str, str]) -> None:
+    """Runs a rank in a fork of torchrun, with nothing of what that has set."""
     os.setsid()
-    for number in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):  # torchrun's
-            if number > 2 and stat.S_ISSOCK(os.fstat(number).st_mode):
-                os.close(number)
+    close_sockets()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdout, sys.stderr = (open(number, "w", 1, "utf-8", closefd=False) for number in (1, 2))
     start([*command], env)
+
+
+def close_sockets() -> None:
+    """Closes the sockets of the process that this one is forked from, all but stdin, stdout and
+    stderr."""
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # the folder's own is closed by now
+            if number > 2 and stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.close(number)

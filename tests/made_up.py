@@ -326,7 +326,7 @@ class Children:
                 print(json.dumps(RIGHT_GRADIENTS), file=file)
         return 0, "", ""
 
-    def ask_machine(self, question):
+    def ask_machine(self, question, python=None):
         self.asked.append(question)
         return self.answers[question]
 
@@ -346,45 +346,53 @@ class Children:
         }
 
 
+FILES_OF_TOOLS = (
+    "measure.py",
+    "plot_results.py",
+    "requirements-extras.txt",
+    "README.md",
+    "data/prepare.py",
+    "results/reference/published-a100.json",
+)
+
+
 def copy_of_checkout(folder: Path, machine: dict | None = None) -> Path:
     """What the tools need of this checkout, elsewhere, without measurements, with a model of one
     small layer. With a `machine`, it answers what is asked of the machine at once."""
-    for part in ("bench", "gpt_speed", "patches"):
-        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
-    names = [
-        "measure.py",
-        "plot_results.py",
-        "requirements-extras.txt",
-        "README.md",
-        "data/prepare.py",
-        "results/reference/published-a100.json",
-    ]
-    for path in (*ROOT.glob("0?_*.py"), *(ROOT / name for name in names)):
-        to = folder / path.relative_to(ROOT)
-        to.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, to)
+    for name in ("bench", "gpt_speed", "patches"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (*ROOT.glob("0?_*.py"), *(ROOT / name for name in FILES_OF_TOOLS)):
+        copy = folder / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
     for path in (*folder.glob("0?_*.py"), *folder.glob("patches/**/*.patch")):
         path.write_bytes(path.read_bytes().replace(*map(str.encode, SIZES)))
     if machine:
-        look = dict(
-            machine=machine, memory_gb=8.0, matmul_peak=PEAK, compile_error=None, missing=[]
-        )
-        answers = dict(
-            this_machine=machine,
-            matmul_peak=PEAK,
-            matmul_rate=4e12,
-            look=look,
-            free_memory=[81_000],
-            compile_error=None,
-            rank_count=2,
-        )
-        room = folder / "bench" / "measure"
-        (room / "environment.py").rename(room / "real_environment.py")
-        (room / "environment.py").write_text(
-            "import json, sys\n\nfrom bench.measure.real_environment import *\n\n"
-            f"if __name__ == '__main__':\n    print(json.dumps({answers!r}[sys.argv[1]]))\n"
-        )
+        answer_at_once(folder, answers_of(machine))
     return folder
+
+
+def answers_of(machine: dict) -> dict:
+    """What bench/measure/environment.py answers on a made-up machine, by the question."""
+    return dict(
+        this_machine=machine,
+        matmul_peak=PEAK,
+        matmul_rate=4e12,
+        look=dict(machine=machine, memory_gb=8.0, matmul_peak=PEAK, compile_error=None, missing=[]),
+        free_memory=[81_000],
+        compile_error=None,
+        rank_count=2,
+    )
+
+
+def answer_at_once(folder: Path, answers: dict) -> None:
+    """Replaces, in a copy of the checkout, the program that is asked about the machine."""
+    program = folder / "bench" / "measure" / "environment.py"
+    program.rename(program.with_name("real_environment.py"))
+    program.write_text(
+        "import json, sys\n\nfrom bench.measure.real_environment import *\n\n"
+        f"if __name__ == '__main__':\n    print(json.dumps({answers!r}[sys.argv[1]]))\n"
+    )
 
 
 def speeds_of(plan: Plan) -> list[dict]:

@@ -356,8 +356,8 @@ def test_more_ranks_than_gpus(stages, monkeypatch, capsys):
     """Each rank that has none says so."""
     script = stages["02_opt_multi_gpu_ddp"]
     pretend_gpus(monkeypatch, 1)
-    monkeypatch.setattr(script, "LOCAL_RANK", 1)
-    for name, value in (conftest.ONE_RANK | dict(RANK="1", TORCHELASTIC_RUN_ID="7")).items():
+    variables = dict(RANK="1", LOCAL_RANK="1", TORCHELASTIC_RUN_ID="7")
+    for name, value in (conftest.ONE_RANK | variables).items():
         monkeypatch.setenv(name, value)
     for options in ([], ["--device", "cuda"]):
         with pytest.raises(SystemExit) as ended:

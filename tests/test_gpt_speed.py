@@ -8,9 +8,11 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from statistics import stdev
 from types import SimpleNamespace
 
 import jsonschema
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT, environment, load
@@ -19,7 +21,8 @@ from gpt_speed import cli, machine, numeric
 from gpt_speed.cards import CARDS
 from gpt_speed.common import UserError
 from gpt_speed.gradients import judge, render
-from gpt_speed.gradients.run import MENDS, Answer, coarsest, risks_of
+from gpt_speed.gradients.order import MENDS
+from gpt_speed.gradients.run import Answer, coarsest, risks_of
 
 TOYS = ROOT / "tests" / "gradient_toys.py"
 SCHEMA = json.loads((ROOT / "gpt_speed" / "schema.json").read_text(encoding="utf-8"))
@@ -140,7 +143,53 @@ def test_an_old_python(monkeypatch):
     assert "it takes 3.10 or newer" in machine.unsupported()
 
 
+@pytest.mark.parametrize(("is_known", "has_rates"), [(True, False), (False, True)])
+def test_rates_are_measured_where_no_datasheet_has_them(monkeypatch, capsys, is_known, has_rates):
+    """The machine itself decides, so that it is asked once."""
+    monkeypatch.setattr(machine, "this_machine", lambda: dict(name="here", dtype="float32"))
+    monkeypatch.setattr(machine, "matmul_peak", lambda dtype: {dtype: 1e12})
+    order = dict(rates=True, known=["here"] if is_known else [])
+    monkeypatch.setattr(sys, "argv", ["machine.py", json.dumps(order)])
+    machine.main()
+    assert ("rates" in json.loads(capsys.readouterr().out)) is has_rates
+
+
+def test_the_machine_is_asked_once_after_the_runs(monkeypatch):
+    orders = []
+
+    def run_child(command, **_):
+        orders.append(json.loads(command[-1]))
+        return 0, json.dumps(dict(name="Xeon", memory_total=1)), ""
+
+    monkeypatch.setattr(cli.children, "run_child", run_child)
+    cli.machine_of("python", dict(device="cpu", memory_total=None))
+    assert [order["rates"] for order in orders] == [True]
+    assert "NVIDIA H100 80GB HBM3" in orders[0]["known"]
+
+
 # ---- Numbers
+
+
+def test_differences_of_gradients():
+    """One that only one side has counts as zeros on the other."""
+    one, two = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0])
+    differences = numeric.differences(dict(a=one, b=two), dict(a=2 * one, c=one))
+    assert differences["a"] == pytest.approx([0.5, 1, 0.5])
+    assert differences["b"][0] > 1e20 and differences["b"][1:] == [0, 2 / numeric.TINY]
+    assert differences["c"][:2] == [1, 0]
+
+
+def test_the_noise_of_losses():
+    """Equal losses differ by their last digit in float32 at least."""
+    assert numeric.noise_of([5.5, 5.5, 5.7]) == pytest.approx(stdev([5.5, 5.5, 5.7]))
+    for loss in (5.5, 1.0, -0.3):
+        last_digit = np.spacing(np.float32(abs(loss)))
+        assert numeric.noise_of([loss] * 8) == pytest.approx(last_digit / 12**0.5)
+
+
+def test_the_derivative_of_a_loss():
+    value, uncertainty = numeric.loss_derivative(lambda x: (x + 2) ** 3, usual=12, noise=0)
+    assert value == pytest.approx(12) and uncertainty < 12 * numeric.CERTAIN
 
 
 def test_derivatives():
@@ -151,6 +200,23 @@ def test_derivatives():
     assert value == pytest.approx(12) and uncertainty < 1e-9
     _, uncertainty = numeric.most_certain(cube, step=0.1, noise=1e-3, enough=1e-6)
     assert 0.01 < uncertainty < 0.1
+
+
+def test_noise_is_at_least_that_of_the_last_digit():
+    last_digit = 2.0**-22  # of a float32 between 2 and 4
+    assert numeric.noise([3.0, 3.0, 3.0]) == pytest.approx(last_digit / 12**0.5)
+    assert numeric.noise([3.0, 3.5, 4.0]) == pytest.approx(0.5)
+
+
+def test_distances_of_tensors():
+    own = dict(same=torch.tensor([3.0, 4.0]), turned=torch.tensor([0.0, 2.0]), extra=torch.ones(2))
+    other = dict(same=torch.tensor([3.0, 4.0]), turned=torch.tensor([1.0, 0.0]), lost=torch.ones(2))
+    distances = numeric.distances(own, other)
+    assert distances["same"] == pytest.approx([0, 1, 1])
+    assert distances["turned"] == pytest.approx([5**0.5, 0, 2])
+    error, cosine, size = distances["lost"]  # counts as 0
+    assert (error, cosine) == pytest.approx((1, 0)) and size < 1e-20
+    assert distances["extra"][0] > 1e20
 
 
 # ---- What is judged
@@ -236,7 +302,7 @@ def test_the_answer():
     assert Answer(["x.py"]).verdict == "not compared"
     text = render.screen(one)
     assert "`w8`: off by 80%" in text and "and 3 more" in text
-    assert MENDS["allow_buffer_reuse"] in text
+    assert MENDS["allow_buffer_reuse"].words in text
     broken = answer()
     broken.checks.append(judged(dict(a=float("nan")), dict(a=1e-7)))
     assert broken.verdict == "wrong"
@@ -282,8 +348,9 @@ def test_gradients_of_a_script(toy, code, says):
     verdict = {4: "wrong", 0: "right" if says == "right" else "not compared"}[code]
     assert content["verdict"] == verdict
     assert f"{TOYS} runs until its first update" in done.stderr.splitlines()[0]
-    told = [verdict, *content["mends"], *content["notes"]]
-    assert any(MENDS.get(says, says) in text for text in told)
+    expected = MENDS[says].words if says in MENDS else says
+    texts = [verdict, *content["mends"], *content["notes"]]
+    assert any(expected in text for text in texts)
 
 
 @pytest.mark.slow

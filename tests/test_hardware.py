@@ -543,39 +543,59 @@ class Event:
 def two_gpus():
     """Two stand-in GPUs: yields what was asked of them."""
     seen = SimpleNamespace(mode=OnTheCPU(), chosen=[], groups=[], asked=set(), inputs=[])
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("count", 0), ("known", -1), ("waits", 0)):
+            patch.setattr(Event, name, value)
+        for name, stand_in in in_place_of_torch_cuda(seen).items():
+            patch.setattr(torch.cuda, name, stand_in)
+        # PyTorch's loaders and optimizers must not be told of one that they would then use.
+        patch.setattr(torch.accelerator, "is_available", answering(False))
+        patch.setattr(torch.accelerator, "current_accelerator", answering(None))
+        for name, stand_in in in_place_of_nccl(seen).items():
+            patch.setattr(dist, name, stand_in)
+        yield seen
+
+
+def answering(value):
+    """A function of anything that returns this value."""
+    return lambda *_, **__: value
+
+
+def in_place_of_torch_cuda(seen) -> dict:
+    """What stands in for torch.cuda, by names there."""
+
+    def get_device_name(device):
+        seen.asked.add(str(device))
+        return GPU
+
+    def set_device(device):
+        seen.chosen.append(_get_device_index(device))  # PyTorch's own check of what it is given
+
+    return dict(
+        is_available=answering(True),
+        device_count=answering(2),
+        Event=Event,
+        get_device_name=get_device_name,
+        set_device=set_device,
+        is_current_stream_capturing=answering(False),  # optimizers ask
+        init=answering(None),
+        get_device_capability=answering((8, 0)),
+        **{name: answering(size) for name, size in MEMORY.items()},
+    )
+
+
+def in_place_of_nccl(seen) -> dict:
+    """What stands in for torch.distributed with NCCL, of one rank, by names there."""
     start = dist.init_process_group
 
-    def start_gloo(backend, device_id, timeout):  # where NCCL is asked for
+    def start_gloo(backend, device_id, timeout):
         seen.groups.append((backend, device_id))
         assert timeout.total_seconds() >= 1800  # another rank may have more to compile
         start("gloo")
 
-    def noting(value):
-        return lambda device: seen.asked.add(str(device)) or value
-
-    in_torch_cuda = dict(
-        is_available=lambda: True,
-        device_count=lambda: 2,
-        Event=Event,
-        get_device_name=noting(GPU),
-        # With PyTorch's own check of what it is given.
-        set_device=lambda device: seen.chosen.append(_get_device_index(device)),
-        is_current_stream_capturing=lambda: False,  # optimizers ask
-        init=lambda: None,
-        get_device_capability=lambda device: (8, 0),
-    ) | {name: lambda size=size: size for name, size in MEMORY.items()}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("count", 0), ("known", -1), ("waits", 0)):
-            patch.setattr(Event, name, value)
-        for name, stand_in in in_torch_cuda.items():
-            patch.setattr(torch.cuda, name, stand_in)
-        # PyTorch's loaders and optimizers must not be told of one that they would then use.
-        patch.setattr(torch.accelerator, "is_available", lambda: False)
-        patch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: None)
-        patch.setattr(dist, "init_process_group", start_gloo)
-        patch.setattr(dist, "barrier", lambda: None)  # of one rank
-        patch.setattr(dist, "get_backend", lambda: "nccl")
-        yield seen
+    return dict(
+        init_process_group=start_gloo, barrier=answering(None), get_backend=answering("nccl")
+    )
 
 
 @pytest.fixture
@@ -614,7 +634,6 @@ def run_on(gpus, bench, stage, *options):
 def test_a_rank_that_sees_its_own_gpu_alone(gpus, stages, monkeypatch):
     """As srun --gpus-per-task=1 shows it: that is the first one, whatever the rank."""
     script = stages[STAGES[2]]
-    monkeypatch.setattr(script, "LOCAL_RANK", 5)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for name, value in (ONE_RANK | dict(RANK="5", LOCAL_RANK="5", WORLD_SIZE="8")).items():
         monkeypatch.setenv(name, value)
@@ -668,7 +687,7 @@ def gpu_run(request, tmp_path_factory, stages) -> SimpleNamespace:
     with contextlib.ExitStack() as stack:
         gpus = stack.enter_context(two_gpus())
         if is_rank:
-            stack.enter_context(mock.patch.object(stages[stage], "LOCAL_RANK", 1))
+            stack.enter_context(mock.patch.dict(ONE_RANK, LOCAL_RANK="1"))
         result = run_on(gpus, bench, stage)
         waits = Event.waits
     assert result.returncode == 0, result.stderr
@@ -793,9 +812,9 @@ def test_expandable_segments(stages, gpus, monkeypatch, stage, driver, given, ke
     monkeypatch.delenv(name, raising=False)
     if given:
         monkeypatch.setenv(name, given)
-    with gpus.mode:
-        script.configure([])
-    assert os.environ.get(name) == kept
+    with gpus.mode, settings_restored():
+        script.set_up_process()
+        assert os.environ.get(name) == kept
 
 
 @pytest.mark.parametrize("stage", STAGES[1:])
@@ -821,13 +840,12 @@ def test_ranks_share_the_cores_for_compiling(stages, monkeypatch, cores, given, 
     """The workers of all ranks together are no more than there are cores."""
     script, name = stages["02_opt_multi_gpu_ddp"], "TORCHINDUCTOR_COMPILE_THREADS"
     monkeypatch.setattr(script.os, "sched_getaffinity", lambda pid: range(cores), raising=False)
-    monkeypatch.setattr(script, "LOCAL_WORLD_SIZE", 8)
     monkeypatch.setenv(name, given or "")
     if not given:
         monkeypatch.delenv(name)
     monkeypatch.setattr(script.dist, "init_process_group", lambda *_, **how: None)
     with settings_restored():
-        script.join_ranks(SimpleNamespace(device=torch.device("cuda")))
+        script.join_ranks(script.Config(device=torch.device("cuda"), local_world_size=8))
         assert os.environ[name] == workers
 
 

@@ -137,7 +137,7 @@ def windows_of(script, folder: Path, context_length: int = 16) -> list:
 def one_rank(script):
     """A process group with this process alone, which 02 needs."""
     with settings_restored():
-        if hasattr(script, "WORLD_SIZE"):
+        if hasattr(script, "join_ranks"):
             os.environ.update(ONE_RANK)
             dist.init_process_group("gloo")
         yield

@@ -119,8 +119,9 @@ def test_a_node_is_killed_and_the_other_goes_on(bench, port):
     skip_without("package safetensors")
     script, saved = bench.folder / "script.py", bench.folder / "saved"
     text = small(stack.compose(["checkpoint-resume", "timeout-ranks"], stack.DDP).decode())
-    step = "            times.append(now(config.device))\n"  # two ranks take their time
-    script.write_text(text.replace(step, f"{step}            time.sleep(0.2 * (WORLD_SIZE - 1))\n"))
+    step = "            times.append(now(config.device))\n"
+    pause = "            time.sleep(0.2 * (config.world_size - 1))\n"  # two ranks take their time
+    script.write_text(text.replace(step, step + pause))
     options = bench.options(
         DDP,
         "--max-steps",
@@ -199,7 +200,6 @@ def test_two_nodes_that_differ(bench, port, monkeypatch, first, second, says):
 def test_ranks_are_compared(stages, monkeypatch, tmp_path):
     """Every setting but folders, the name and the device; and the tokens."""
     script, data = stages[DDP], write_tokens(tmp_path / "data")
-    monkeypatch.setattr(script, "WORLD_SIZE", 3)
 
     def compare(**other) -> str | None:
         def all_gather_object(everyone, mine):
@@ -209,18 +209,20 @@ def test_ranks_are_compared(stages, monkeypatch, tmp_path):
         monkeypatch.setattr(
             script, "dist", mock.Mock(all_gather_object=lambda _, mine: theirs.update(mine))
         )
-        script.compare_ranks(script.Config(**dict(data=str(data)) | other))
+        script.compare_ranks(script.Config(**dict(data=str(data), world_size=3) | other))
         monkeypatch.setattr(script, "dist", mock.Mock(all_gather_object=all_gather_object))
         try:
-            script.compare_ranks(script.Config(data=str(data)))
+            script.compare_ranks(script.Config(data=str(data), world_size=3))
         except script.UserError as error:
             return str(error)
 
     assert compare() is None
     same = shutil.copytree(data, tmp_path / "same")
     assert compare(data=str(same), results_dir="x", name="y", device=torch.device("cuda:1")) is None
+    own = {"data", "results_dir", "name", "device"}
+    own |= {"rank", "world_size", "local_rank", "local_world_size"}
     for setting in fields(script.Config):
-        if setting.name not in ("data", "results_dir", "name", "device"):
+        if setting.name not in own:
             flag = "--" + setting.name.replace("_", "-")
             assert compare(**{setting.name: 7}).startswith(f"rank 2 has {flag} 7, rank 0 has ")
     other = write_tokens(tmp_path / "other", train=3000)

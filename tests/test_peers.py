@@ -11,7 +11,7 @@ from made_up import CPU, MACHINE, carry_out, cells_of, setup_of, shown, speeds_o
 from matplotlib import pyplot as plt
 
 from bench.analysis.folders import newest_in
-from bench.measure.child import as_typed, command_of, compiler_cache
+from bench.measure.child import as_typed, command_of, compiler_cache, source_of
 from bench.measure.journal import Measurement
 from bench.measure.plan import Job
 from bench.measure.records import Status
@@ -284,12 +284,18 @@ def test_the_command_of_a_run(setup_for, tmp_path):
     assert setup.args.nanogpt / "model.py" in command  # so that results are of this file
 
 
-def test_nanogpt_in_float32_is_compiled_for_itself(setup_for, tmp_path):
-    """Its script and options are those of nanoGPT with autocast."""
-    (plan,) = STUDY.plans(setup_for())
-    measured = Measurement(plan, sources=dict.fromkeys((run.name for run in plan.runs), "same"))
-    caches = [compiler_cache(Job(run, 9, 1), measured) for run in plan.runs[:2]]
+def test_nanogpt_in_float32_is_compiled_for_itself(setup_for):
+    """Its script, its options and the file in the clone are those of nanoGPT with autocast."""
+    setup = setup_for()
+    (plan,) = STUDY.plans(setup)
+    sources = {run.name: source_of(run, STUDY, setup) for run in plan.runs}
+    caches = [
+        compiler_cache(Job(run, 9, 1), Measurement(plan, sources=sources)) for run in plan.runs
+    ]
     assert caches[0] != caches[1]
+    setup.args.nanogpt.joinpath("model.py").write_text("other")
+    changed = {run.name for run in plan.runs if source_of(run, STUDY, setup) != sources[run.name]}
+    assert changed == {run.name for run in plan.runs if run.name.startswith("nanogpt")}
 
 
 def grow(setup, fits) -> list[list[str]]:
@@ -389,9 +395,10 @@ def test_a_clones_commit(setup_for, monkeypatch):
 def test_a_wide_interval_is_marked(setup_for):
     setup = setup_for("", MACHINE)
     (plan,) = STUDY.plans(setup)
-    runs = [
-        run | dict(speed=run["speed"] * 3 ** (run["round"] % 2)) for run in speeds_of(plan)[::3]
-    ]
+    runs = speeds_of(plan)
+    for run in runs:
+        if run["name"] == "published":
+            run["speed"] *= 9 ** (run["round"] % 2)
     write_journal(setup.results, "peers", plan, runs, MACHINE)
     ((measured, rows),) = newest_in(setup.results, "peers")
     marked = [row for row in rows if row.speedup().is_wide]

@@ -404,6 +404,11 @@ def test_what_is_refused(reports, no_pictures):
     with pytest.raises(UserError, match="(?s)another machine.*RESULTS=FOLDER"):
         reports.make(pieces="ladder")
     assert reports.text == before and not reports.ran
+    other = reports.results.parent / "other"
+    write_journal(other, "ladder", plan_of("a"), [dict(name="a")], MACHINE)
+    with pytest.raises(UserError, match=r"ladder\.jsonl.*another machine.*RESULTS=FOLDER"):
+        reports.make(pieces="stages", results=other)  # whose page would have both
+    assert not reports.ran and not (other / "report.md").exists()
     below = reports.data.parent / "file" / "below"
     below.parent.touch()
     with pytest.raises(OSError, match="Not a directory"):

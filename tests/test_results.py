@@ -185,5 +185,7 @@ def test_an_incomplete_folder_is_refused(results):
         packed(results, "cpu")
     measure_again(results, "ladder", 4, error="ended by signal 9")
     assert "ladder: a, b failed" in what_is_missing(results)
+    write_journal(results, "sweep", plan_of("a"), [dict(name="a")], CPU | dict(torch="2.0"))
+    assert "sweep.jsonl was measured on another machine" in what_is_missing(results)[-1]
     (results / "report.md").unlink()
     assert what_is_missing(results) == ["no report: make report"]

@@ -34,6 +34,8 @@ ORDER = {
         "memory",
         "counting",
         "children",
+        "numeric",
+        "script",
         "common",
     ],
 }

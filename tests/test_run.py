@@ -41,13 +41,13 @@ from bench.analysis.rows import rows_of
 from bench.analysis.training import Training
 from bench.catalogue import Run
 from bench.commands.doctor import Doctor, Fits
-from bench.common import ELSEWHERE, sha256
+from bench.common import BOOK_TOKENS, ELSEWHERE, sha256
 from bench.measure import run, sizing
 from bench.measure.journal import data_of, journal_of, locked, read_journal
 from bench.measure.plan import SCRATCH, Growth, Job
 from bench.measure.records import Status
 from bench.measure.run import Resume
-from bench.measure.sizing import in_words, seconds_left
+from bench.measure.sizing import RATE_SECONDS, in_words, seconds_left
 from bench.predict.batches import batches_that_fit
 from bench.studies import Study, all_studies
 from gpt_speed import children
@@ -310,12 +310,11 @@ def test_a_run_that_cannot_run(place, plan):
 
 
 def test_deadline(place, plan):
-    assert place.run(plan, deadline=5) == []  # the first one is thought to take 10 s
+    assert place.run(plan, deadline=14) == []  # the first one is thought to take 10 + 5 s
     assert not place.finished
     assert place.run(plan, resume=REQUIRED, deadline=60) == ROUND and place.finished
-    assert (
-        place.run(plan, rounds=2, resume=REQUIRED, deadline=5) == NEXT
-    )  # by round 1 they take none
+    # By round 1 they take none, but for the 5 s.
+    assert place.run(plan, rounds=2, resume=REQUIRED, deadline=14) == NEXT
 
 
 def meta(text):
@@ -373,7 +372,7 @@ def test_runs_of_other_epochs_are_refused(place):
     """As of a report on a GPU, which trains for one: longer runs aren't lost to it."""
     place.run(place.plan("a"), rounds=2)
     shorter = place.plan("a")
-    shorter.runs = [run.replace(options=("--epochs", "1")) for run in shorter.runs]
+    shorter.epochs = 1
     with pytest.raises(UserError, match="with other settings: epochs"):
         place.run(shorter, resume=IF_ANY)
     (kept,) = read_journal(place.path)
@@ -539,7 +538,7 @@ def test_dry_run(place, plan, capsys):
     place.run(plan)
     before = place.path.read_bytes()
     run.dry_run(Toy(plan), place.setup, 2, resume=REQUIRED)
-    assert capsys.readouterr().out.endswith("3 runs, about 0 s\n")  # by the first round
+    assert capsys.readouterr().out.endswith("3 runs, about 15 s\n")  # 0 by the first round
     assert place.path.read_bytes() == before
 
 
@@ -784,8 +783,8 @@ def test_an_estimate_is_of_the_whole_study(place, plan, capsys):
         plan, place.plan("c", kind="next", tokens=8192), place.plan("d", kind="last", rounds=1)
     )
     write_journal(place.setup.results, "stages", plan_of("a"))
-    run.dry_run(study, place.setup, 2, resume=NEVER)  # runs take 10 s, and little for their tokens
-    assert capsys.readouterr().out.endswith("\n13 runs, about 2 min\n")
+    run.dry_run(study, place.setup, 2, resume=NEVER)  # runs take 15 s, and little for their tokens
+    assert capsys.readouterr().out.endswith("\n13 runs, about 3 min\n")
 
 
 @pytest.mark.parametrize(
@@ -822,9 +821,9 @@ def test_seconds_left(plan):
     results = [SimpleNamespace(name="a", seconds=seconds) for seconds in (10, 20, 90)]
     # b is estimated at 50 s, and a took 20 where 30 were estimated; so is what follows.
     assert seconds_left(jobs, results, estimates, 6000) == pytest.approx(
-        4 * 20 + (2 * 50 + 6000) * 20 / 30
+        4 * 20 + (2 * 50 + 6000) * 20 / 30 + 6 * RATE_SECONDS
     )
-    assert seconds_left(jobs, [], estimates) == 4 * 30 + 2 * 50
+    assert seconds_left(jobs, [], estimates) == 4 * 30 + 2 * 50 + 6 * RATE_SECONDS
     assert [in_words(seconds) for seconds in (89, 150, 7200)] == ["89 s", "2 min", "2.0 h"]
 
 
@@ -858,6 +857,16 @@ def test_length():
     assert (options["--max-tokens"], options["--eval-freq"]) == (10 * 4096, 9)
     ranks.min_steps = 12
     assert length(ranks, 4096)[0]["--max-tokens"] == 12 * 4096
+
+
+def test_a_length_in_epochs():
+    """Of the text; on a CPU a script ends by its own limit before."""
+    whole = plan_with(expected=500)
+    whole.full_length, whole.tokens, whole.epochs = True, None, 2
+    options, seconds = length(whole)
+    assert options == {"--epochs": 2}
+    assert seconds == pytest.approx(40 + 2 * BOOK_TOKENS / 1000)
+    assert length(whole, machine=CPU)[0] == {"--epochs": 2}
 
 
 @pytest.mark.parametrize(
@@ -1193,19 +1202,25 @@ def test_ladder(tmp_path, number, code):
     tree = copy_of_checkout(tmp_path / "tree", CPU)
     journal = tree / "results" / "ladder.jsonl"
     data = write_tokens(tmp_path / "data", train=16 * 6 + 1)  # 6 windows: a batch of 4, none of 8
-    # The batch grows with technique 10.
-    command = [
-        "--techniques",
-        "0,3,10",
-        "--rounds",
-        "1",
-        "--max-tokens",
-        "128",
-        "--data",
-        str(data),
-        "--",
-        *TINY,
-    ]
+    words = f"--techniques 0,3,10 --rounds 1 --max-tokens 128 --data {data} --".split()
+    command = [*words, *TINY]  # whose batch grows with technique 10
+    assert stopped_in_round_1(tree, command, number) == code
+    wait_for_children(tree)
+    (first,) = read_journal(journal)[0].results
+
+    result = run_python("measure.py", "ladder", "--resume", *command, cwd=tree)
+    assert result.returncode == 1  # of the failed run
+    results = {result.key: result for result in read_journal(journal)[0].results}
+    # A failed run is tried again, another one stands.
+    assert first == results[first.key] or not first.outcome.complete
+    check_ladder(results)
+    left = {path.name for path in (tree / "build").iterdir()}
+    left -= {".lock", "scripts", "compiler-cache"}
+    assert not left or number == signal.SIGKILL  # which may leave a run's temporary folder
+
+
+def stopped_in_round_1(tree: Path, command: list[str], number: int) -> int:
+    """The exit code of a ladder that gets a signal after its first run."""
     with subprocess.Popen(
         [sys.executable, "measure.py", "ladder", *command],
         cwd=tree,
@@ -1218,18 +1233,20 @@ def test_ladder(tmp_path, number, code):
             assert child.poll() is None, child.stderr.read()
         child.send_signal(number)
         _, err = child.communicate(timeout=120)
-    assert child.returncode == code, err
+    print(err)
+    return child.returncode
+
+
+def wait_for_children(tree: Path) -> None:
+    """Waits until no script of a checkout runs any more."""
     until = time.monotonic() + 60
     while subprocess.run(["pgrep", "-f", tree / "build"], capture_output=True).stdout:
         assert time.monotonic() < until, "a child outlived the measurement"
         time.sleep(0.2)
-    (done,) = read_journal(journal)[0].results
 
-    result = run_python("measure.py", "ladder", "--resume", *command, cwd=tree)
-    assert result.returncode == 1  # of the failed run
-    results = {result.key: result for result in read_journal(journal)[0].results}
-    # A failed run is tried again, another one stands.
-    assert done == results[done.key] or not done.outcome.complete
+
+def check_ladder(results: dict) -> None:
+    """Checks a ladder of 0, 3 and 10, by the runs' keys: the last one's batch is too large."""
     assert sorted(results) == [
         ("00_orig", 1, 123),
         ("00_orig", 1, 124),
@@ -1241,9 +1258,6 @@ def test_ladder(tmp_path, number, code):
     losses = [Training(result.record).lowest_val_loss for result in (adam, base)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
     assert batch.outcome.status is Status.TOO_LARGE
-    left = {path.name for path in (tree / "build").iterdir()}
-    left -= {".lock", "scripts", "compiler-cache"}
-    assert not left or number == signal.SIGKILL  # which may leave a run's temporary folder
 
 
 # ---- The batch size that fits a GPU, by prediction before a study

@@ -179,7 +179,8 @@ def test_no_path_of_this_machine_is_recorded(done):
 def test_the_start_has_all_settings(done):
     settings = {setting.name for setting in fields(done.bench.stages[done.stage].Config)}
     of_the_model = {"parameters", "flops_per_token", "world_size", "dtype", "matmul_precision"}
-    assert done.config.keys() == (settings | of_the_model) - {"data", "results_dir"}
+    own = {"data", "results_dir", "rank", "local_rank", "local_world_size"}
+    assert done.config.keys() == (settings | of_the_model) - own
     expected = dict(
         model="cpu-demo",
         name=done.stage,
@@ -287,9 +288,10 @@ def test_ranks_agree(bench):
     """None compiles where one can't; memory is that of the rank with the most, unlike rank 0."""
     script = bench.program("02_opt_multi_gpu_ddp")
     stand_ins = (
-        "def can_compile(model, config):\n    return RANK == 0\n\n\n"
+        "def can_compile(model, config):\n    return config.rank == 0\n\n\n"
         "def memory_gb(device):\n"
-        "    return dict(reserved_gb=None if RANK else 2.0, peak_reserved_gb=3.0 + RANK)\n\n\n"
+        '    rank = int(os.environ["RANK"])\n'
+        "    return dict(reserved_gb=None if rank else 2.0, peak_reserved_gb=3.0 + rank)\n\n\n"
     )
     script.write_text(script.read_text().replace("class Run:", f"{stand_ins}class Run:"))
     result = run_python(
@@ -310,12 +312,11 @@ def test_ranks_agree(bench):
 
 def test_a_step_takes_what_it_takes_the_mean_rank(bench, monkeypatch):
     script, rows = bench.stages["02_opt_multi_gpu_ddp"], []
-    monkeypatch.setattr(script, "WORLD_SIZE", 2)
     monkeypatch.setattr(script, "sum_over_ranks", lambda mine: [a + 3 for a in mine])
     run = script.Run()
-    run.seconds, run.config = [], script.Config(batch_size=2, context_length=16)
+    run.seconds, run.config = [], script.Config(batch_size=2, context_length=16, world_size=2)
     run.write = lambda event, **figures: rows.append(figures)
-    monkeypatch.setattr(script, "dist", mock.Mock())
+    monkeypatch.setattr(script, "dist", mock.Mock(get_world_size=lambda: 2))
     run.log(1, 1, [1.0, 5.0, 3.0], 2.0, 2.0)
     assert rows[0]["seconds"] == [2.0, 4.0, 3.0]
     # The step after an evaluation stands apart, and ranks start the clock together.
@@ -436,20 +437,19 @@ def test_of_several_machines_each_prepares_what_it_lacks(bench, tmp_path, monkey
     monkeypatch.setattr(script.subprocess, "run", lambda command: order.append("prepare"))
     (home / "data").mkdir(parents=True)
     (home / "data" / "prepare.py").touch()
-    config = script.Config(data=script.Config.data)
     for rank, local_rank, expected in (
         (0, 0, ["prepare", "barrier", "barrier"]),
         (1, 1, ["barrier", "barrier"]),
         (4, 0, ["barrier", "prepare", "barrier"]),
     ):
-        monkeypatch.setattr(script, "RANK", rank)
-        monkeypatch.setattr(script, "LOCAL_RANK", local_rank)
+        config = script.Config(data=script.Config.data, rank=rank, local_rank=local_rank)
         with pytest.raises(script.UserError, match="no tokens in"):
             script.load_data(config)
         assert order == expected
         order.clear()
     write_tokens(home / "data")  # a disk that all share: rank 4 doesn't prepare again
-    script.load_data(script.Config(data=script.Config.data, context_length=16))
+    config.context_length = 16
+    script.load_data(config)
     assert order == ["barrier", "barrier"]
 
 
@@ -478,6 +478,7 @@ def steps_of(script, windows, batch: int, seed: int, rank: int = 0, ranks: int =
     steps = []
     config = SimpleNamespace(
         batch_size=batch,
+        world_size=ranks,
         seed=seed,
         epochs=1,
         max_tokens=None,
@@ -494,7 +495,6 @@ def steps_of(script, windows, batch: int, seed: int, rank: int = 0, ranks: int =
         prepare_model=lambda model, config: model,
         backward_and_update=lambda *_: None,
         compute_loss=lambda model, x_BT, y_BT: steps.append(x_BT[:, 0].tolist()),
-        WORLD_SIZE=ranks,
         DistributedSampler=partial(script.DistributedSampler, num_replicas=ranks, rank=rank),
     )
     with mock.patch.multiple(script, **replaced):

@@ -4,7 +4,7 @@ import pytest
 from made_up import CPU, MACHINE, setup_of
 
 from bench import catalogue as module
-from bench.catalogue import Recipe, Run, Scripts, lacking
+from bench.catalogue import Recipe, Scripts, lacking
 from bench.common import ROOT
 from bench.report import explorer
 from bench.studies.ladder import Ladder
@@ -144,20 +144,6 @@ def test_a_variant_without_dropout_is_compared_to_its_base_without(scripts):
     ]
     assert scripts.find("memory-budget", MACHINE) == variants[0]
     assert "01 --dropout 0" not in explorer.choices()
-
-
-@pytest.mark.parametrize(
-    ("options", "epochs"),
-    [
-        ("", None),
-        ("--epochs 2", 2),
-        ("--epochs=2", 2),
-        ("--epochs 2 --lr 1 --epochs=3", 3),
-        ("--max-epochs 2", None),
-    ],
-)
-def test_epochs_of_a_run(options, epochs):
-    assert Run("a", "a", options=tuple(options.split())).epochs == epochs
 
 
 @pytest.mark.parametrize(("gpus", "error"), [(1, "needs two or more GPUs"), (4, None)])

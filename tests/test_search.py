@@ -189,7 +189,7 @@ def test_what_is_tried_next():
 def test_the_loss_in_time(tmp_path):
     """Of two settings the one that is ahead after as many seconds as the faster one takes."""
     points = Point("01", 1, 1.0), Point("01", 2, 1.0), Point("01", 4, 1.0)
-    plan = search.part_of(setup_of(tmp_path), points, 8)
+    plan = search.plan_of_part(search.Part(8, 8), points, setup_of(tmp_path))
     slow, fast, failed = names(plan)
     rows = rows_of(
         measured_with(
@@ -219,7 +219,7 @@ def test_all_that_is_left_is_known_at_each_step(tmp_path, machine):
             sum(len(other.jobs()) for other in plans.values())
             + sum(len(other.runs) for other in later)
         )
-    total = 3 * sum(search.HALVING[setup.device].values())
+    total = 3 * sum(part.count for part in search.HALVING[setup.device])
     assert counts == [total] * len(counts) and len(counts) > 3
 
 

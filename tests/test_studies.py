@@ -33,9 +33,9 @@ from bench.common import ROOT
 from bench.measure.plan import SCRATCH, Growth, Plan
 from bench.report.pictures import picture_bytes
 from bench.report.tables import excerpts_of, picture_name, text_of
-from bench.studies import all_studies, search, stages
+from bench.studies import all_studies, search, stages, versions
 from bench.studies.profile import kind_of
-from bench.studies.scaling import numbers
+from bench.studies.scaling import efficiency_of, numbers
 from gpt_speed.common import UserError
 from gpt_speed.tables import markdown
 from patches import stack
@@ -43,17 +43,18 @@ from patches import stack
 STUDIES = all_studies()
 SCRIPTS = Scripts()
 GPUS = MACHINE | dict(gpus=4)
+LINES = {"versions": ("--python A --python B",)}  # of studies that need options
 CASES = [
     (name, line, machine)
     for name, study in STUDIES.items()
     if name != "peers"  # which needs clones: see test_peers.py
-    for line in study.report_options or [""]
+    for line in LINES.get(name) or study.report_options or [""]
     for machine in (CPU, GPUS)
 ]
 LONG = "A processor whose name is longer than what a title of a picture has room for @ 2.70GHz"
 H100 = "NVIDIA H100 80GB HBM3"
 FIRST, LAST, DDP = "00_orig", "01_opt_single_gpu", "02_opt_multi_gpu_ddp"
-PICTURES = {"ladder", "stages", "time-to-loss", "variants", "variants-parallel"}
+PICTURES = {"ladder", "stages", "time-to-loss", "variants", "variants-parallel", "versions"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,8 +66,14 @@ def defaults():
             "configurations",
             lambda runs, *_: {run.name: dict(batch_size=8, learning_rate=5e-4) for run in runs},
         )
+        patch.setattr(versions, "environments_of", made_up_environments)
         yield
     plt.close("all")
+
+
+def made_up_environments(names: list[str], device: str) -> list[versions.Environment]:
+    """Environments whose PyTorch is called as they are, without a process that asks them."""
+    return [versions.Environment(ROOT / name, name, "3.11", device) for name in names]
 
 
 def setup_for(folder, name: str, line: str = "", machine: dict = CPU, options=()):
@@ -288,6 +295,26 @@ def test_ladder_picture(tmp_path):
     assert study.picture(measured, rows_of(measured)) is None
 
 
+@pytest.mark.parametrize(
+    ("speeds", "is_claimed"),
+    [((120.0, 150.0), True), ((120.0, 60.0), False), ((80.0, 99.0), False)],
+)
+def test_a_ladder_that_ends_below_its_baseline_claims_no_speedup(tmp_path, speeds, is_claimed):
+    """Though a technique of it is significantly faster than the one before."""
+
+    def ends_at(plan: Plan) -> list[dict]:
+        return [
+            run
+            for row, speed, noise in zip(plan.runs, (100.0, *speeds), (1, 1.01, 0.99), strict=True)
+            for run in rounds_of(row.name, speed, noise * speed, speed)
+        ]
+
+    measured, rows = measure(tmp_path, "ladder", "--techniques 0,2,3", runs_of=ends_at)
+    assert "faster" in {row.significance for row in rows}
+    texts = shown(STUDIES["ladder"].picture(measured, rows))
+    assert any("× faster" in text for text in texts) is is_claimed
+
+
 def test_groups_of_variants(tmp_path):
     """02's are compared with 02; Trainer has 01's batch, and what the machine has units for."""
     for group, base in (("ddp", "02"), ("parallel", "02"), ("checkpoint", "01")):
@@ -381,10 +408,6 @@ def stages_setup(folder, gpus: int):
     return setup_for(folder, "stages", machine=MACHINE | dict(gpus=gpus) if gpus else CPU)
 
 
-def options_of_stages(setup) -> set[tuple]:
-    return {run.options for run in next(STUDIES["stages"].plans(setup)).runs}
-
-
 def test_stages_are_the_three_scripts_as_they_stand(tmp_path):
     plan = next(STUDIES["stages"].plans(stages_setup(tmp_path, gpus=4)))
     scripts = [ROOT / name for name in (stack.FIRST, stack.LAST, stack.DDP)]
@@ -410,25 +433,26 @@ def test_02_has_a_rank_for_each_gpu_and_the_figure_of_four(tmp_path, gpus, ranks
 
 
 @pytest.mark.parametrize(
-    ("gpus", "in_report", "args", "options"),
+    ("gpus", "in_report", "args", "epochs"),
     [
-        (0, False, {}, ()),
-        (0, True, {}, ()),
-        (1, False, {}, ()),
-        (1, True, {}, ("--epochs", "1")),
-        (1, True, dict(max_tokens=9), ()),
-        (1, False, dict(epochs=2), ("--epochs", "2")),
-        (0, False, dict(epochs=2), ("--epochs", "2")),
-        (0, True, dict(epochs=2, max_tokens=9), ()),
-        (1, True, dict(epochs=2, max_tokens=9), ()),
+        (0, False, {}, None),
+        (0, True, {}, None),
+        (1, False, {}, None),
+        (1, True, {}, 1),
+        (1, True, dict(max_tokens=9), None),
+        (1, False, dict(epochs=2), 2),
+        (0, False, dict(epochs=2), 2),
+        (0, True, dict(epochs=2, max_tokens=9), None),
+        (1, True, dict(epochs=2, max_tokens=9), None),
     ],
 )
-def test_how_long_stages_train(tmp_path, gpus, in_report, args, options):
+def test_how_long_stages_train(tmp_path, gpus, in_report, args, epochs):
     """In a report on a GPU one epoch, unless their length is set."""
     setup = stages_setup(tmp_path, gpus)
     setup.in_report = in_report
     vars(setup.args).update(args)
-    assert options_of_stages(setup) == {options}
+    plan = next(STUDIES["stages"].plans(setup))
+    assert (plan.epochs, plan.tokens) == (epochs, args.get("max_tokens"))
 
 
 def test_the_notes_of_stages_say_how_many_epochs(tmp_path):
@@ -512,6 +536,36 @@ def test_a_script_without_00_beside_it_has_no_factor(stage_runs):
         "20.2%",
         "7.000",
     ]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "environment", "differs"),
+    [
+        (None, dict(torch="2.14"), ", PyTorch 2.14"),
+        (None, dict(threads=1), ", 1 thread"),
+        (None, dict(torch="2.14", threads=1), ", PyTorch 2.14, 1 thread"),
+        (None, {}, ""),
+        (H100, dict(torch="2.14"), ", PyTorch 2.14"),
+        (H100, dict(threads=1), ""),  # of the host
+    ],
+)
+def test_runs_of_another_pytorch_or_other_threads_are_not_compared(
+    tmp_path, gpu, environment, differs
+):
+    """But ranks have a share of the threads each."""
+    usual = dict(torch="2.13", gpu=gpu, cpu="Some CPU", threads=2)
+    write_record(tmp_path, FIRST, speed=1000.0, gpu=gpu, start=dict(environment=usual))
+    other = dict(environment=usual | environment)
+    write_record(tmp_path, LAST, speed=4000.0, gpu=gpu, start=other)
+    ranks = dict(gpu=gpu, config=dict(world_size=2), steps=6)
+    start = dict(environment=usual | dict(threads=1))
+    write_record(tmp_path, DDP, speed=6000.0, start=start, **ranks)
+    factors = {script: cells[3] for (_, script), cells in latest_in(tmp_path).items()}
+    assert factors == {
+        "00 original, batch 4": "1.00",
+        f"01 optimized, batch 4{differs}": "n/a" if differs else "4.00",
+        "02 DDP × 2, batch 4": "6.00",
+    }
 
 
 def test_other_scripts_runs_are_left_out(stage_runs):
@@ -628,6 +682,30 @@ def test_scaling(tmp_path):
     assert cells["02, 2 processes"]["95 %"] == f"{low:.0%}–{high:.0%}" and low < 0.826 < high
     assert "for 4 A100s: 74%" in text_of(STUDIES["scaling"], measured)
     assert cells["02, 2 processes"]["efficiency"] == "82.6%" and cells["01"]["95 %"] == ""
+
+
+def test_no_efficiency_without_01(tmp_path):
+    """Where 01 has failed, 02 isn't compared to anything."""
+    plan = plan_for(tmp_path, "scaling", "1,2")
+    base, *others = plan.runs
+    runs = [dict(name=base.name, error="it failed")]
+    runs += [run for other in others for run in rounds_of(other.name, 900.0, 900.0)]
+    write_journal(tmp_path, "scaling", plan, runs)
+    ((_, rows),) = newest_in(tmp_path, "scaling")
+    assert [efficiency_of(row) for row in rows] == [None, None, None]
+
+
+def test_without_01_nothing_tells_the_efficiency_of_02(tmp_path):
+    """Of which one process alone would else have 100 %, and two 50 %."""
+
+    def without_01(plan: Plan) -> list[dict]:
+        failed, *others = plan.runs
+        return [dict(name=failed.name, error="it broke"), *(dict(name=run.name) for run in others)]
+
+    measured, rows = measure(tmp_path, "scaling", "1,2", runs_of=without_01)
+    cells = cells_of(text_of(STUDIES["scaling"], measured))
+    assert cells["02, 2 processes"]["per process"] == "50"
+    assert all("efficiency" not in own for own in cells.values())
 
 
 def test_kinds_of_operations():

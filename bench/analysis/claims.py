@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.analysis.folders import has_gpu, rows_in
 from bench.analysis.rows import Row, known_values, printed
 from bench.analysis.stats import mean_ratio
-from bench.analysis.totals import optimized_in
+from bench.analysis.totals import optimized_in, totals_in
 from bench.catalogue import effect_on_loss, without_effect_on_gpus
 from patches import stack
 
@@ -22,6 +22,7 @@ SMALL_GAIN = 1.015
 ALLOCATOR = 15
 WITH_FAST_MATH = "fast math, expandable segments"
 BEFORE_ALLOCATOR = "01 without fast math and expandable segments"
+CUDA_GRAPHS = "--batch-size 4, reduce-overhead"
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,21 @@ class Steps:
     def speedup(self, name: str, over: str = "01") -> float | None:
         """Returns the geometric mean over the sessions of both; None without."""
         return mean_ratio(self.speeds(name), self.speeds(over))
+
+    @property
+    def speedups(self) -> dict[str, float | None]:
+        """How many times as fast as 01 each change made it."""
+        names = {record["name"] for record in self.records if "name" in record}
+        return {name: self.speedup(name) for name in names}
+
+    @property
+    def over_nanogpt(self) -> float | None:
+        return self.speedup("01", over="nanoGPT")
+
+    @property
+    def cuda_graphs(self) -> float | None:
+        """What CUDA graphs gain where steps are small."""
+        return self.speedup(CUDA_GRAPHS, over="--batch-size 4")
 
     @property
     def step_gb(self) -> dict[str, float]:
@@ -112,10 +128,31 @@ class Claims:
     def optimized(self) -> Row:
         return self.ladder[max(self.ladder, default=0)]
 
+    @property
+    def after_8(self) -> Row:
+        """The script that compiles, with the published batch size of 00."""
+        return self.ladder[8]
+
+    @property
+    def factor_after_8(self) -> float | None:
+        return self.optimized.speedup_over(self.after_8).factor
+
+    @property
+    def factor_of_9_and_10(self) -> float | None:
+        return self.ladder[10].speedup_over(self.after_8).factor
+
+    @property
+    def technique_count(self) -> int:
+        return len(stack.load()) - 1  # DDP is a script of its own
+
     @cached_property
     def variants(self) -> dict[str, Row]:
         """The H100's variants of 01, by their labels."""
         return {row.label: row for row in rows_in(self.h100, "variants")}
+
+    @property
+    def liger_and_muon(self) -> list[float | None]:
+        return [self.variants[name].factor for name in ("head-liger", "optimizer-muon")]
 
     @cached_property
     def steps(self) -> Steps:
@@ -138,14 +175,32 @@ class Claims:
         (target,) = self.tuned["00"].plan.targets.values()
         return target
 
-    def seconds_to_target(self, script: str, with_first_step: bool = False) -> float | None:
-        """Returns the seconds of training in which "00" or "01" comes to that loss."""
-        return self.tuned[script].seconds_to(self.target, with_first_step)
+    @property
+    def seconds(self) -> dict[str | None, float | None]:
+        """The seconds of training in which "00" and "01" come to that loss."""
+        return {script: row.seconds_to(self.target) for script, row in self.tuned.items()}
+
+    @property
+    def seconds_compiling(self) -> dict[str | None, float | None]:
+        """The same, with the first step, which compiles."""
+        return {
+            script: row.seconds_to(self.target, with_first_step=True)
+            for script, row in self.tuned.items()
+        }
 
     @cached_property
     def cpus(self) -> list[Row]:
         """The optimized script on each CPU."""
         return [row for row in optimized_in(self.reference) if not has_gpu(row)]
+
+    @property
+    def cpu_parameters(self) -> list[int]:
+        return [row.record.config["parameters"] for row in self.cpus if row.record]
+
+    @property
+    def cpu_speedups(self) -> list[float]:
+        """How many times as fast as 00 it was in each measurement."""
+        return [total for row in self.cpus for total in totals_in(row.measured.folder)]
 
     def contributions(self) -> list[Contribution]:
         """Returns what each technique contributes on the H100, the most first; techniques that gain

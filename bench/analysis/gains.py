@@ -34,7 +34,9 @@ class Gain:
     @property
     def precision(self) -> float:
         """The lower end of the interval over the upper one; 0 without an interval."""
-        return self.interval[0] / self.interval[1] if self.interval else 0.0
+        if not self.interval:
+            return 0.0
+        return self.interval[0] / self.interval[1]
 
 
 def best(gains: Iterable[Gain], prefer: Sequence[str] = ("measured", "predicted")) -> Gain | None:

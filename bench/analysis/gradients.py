@@ -55,7 +55,9 @@ class Verdict:
         if self.wrong:
             return f"**wrong**: {self.wrong[0]}"
         is_decided = any(judgement.decides for judgement in self.judgements.values())
-        return "right" if is_decided else "not checkable"
+        if is_decided:
+            return "right"
+        return "not checkable"
 
 
 def type_of(record: Record) -> str:

@@ -27,15 +27,21 @@ def known_values(values: Iterable[float | None]) -> list[float]:
 def median_known(values: Iterable[float | None]) -> float | None:
     """Returns the median of the values that are known; None where it is infinite."""
     middle = median(known_values(values) or [math.inf])
-    return None if math.isinf(middle) else middle
+    if math.isinf(middle):
+        return None
+    return middle
 
 
 def ratio(a: float | None, b: float | None) -> float | None:
-    return a / b if a and b else None
+    if a and b:
+        return a / b
+    return None
 
 
 def subtract(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a - b
+    if a is None or b is None:
+        return None
+    return a - b
 
 
 class TrainedRun(NamedTuple):
@@ -70,13 +76,17 @@ class Arrival(NamedTuple):
 
     def after(self, with_first_step: bool) -> float:
         """Returns the seconds to the loss; infinity where it missed that."""
-        return math.inf if self.missed else self.at_least(with_first_step)
+        if self.missed:
+            return math.inf
+        return self.at_least(with_first_step)
 
     def rate(self, with_first_step: bool) -> float | None:
         """Returns how often in a second a run would come to the loss, one that missed it as if it
         had come there at its end; None where that took no time."""
         seconds = self.at_least(with_first_step)
-        return 1 / seconds if seconds > 0 else None
+        if seconds <= 0:
+            return None
+        return 1 / seconds
 
 
 class Figures:
@@ -119,11 +129,15 @@ class Figures:
     @property
     def training(self) -> Training | None:
         """Round 1's, which compiles."""
-        return self.trainings[0] if self.trainings else None
+        if not self.trainings:
+            return None
+        return self.trainings[0]
 
     @property
     def record(self) -> Record | None:
-        return self.training.record if self.training else None
+        if not self.training:
+            return None
+        return self.training.record
 
     @property
     def rounds(self) -> int:
@@ -137,7 +151,9 @@ class Figures:
     @property
     def slowdown(self) -> float | None:
         """How many times its median time the slowest run took."""
-        return median(self.speeds) / min(self.speeds) if self.speeds else None
+        if not self.speeds:
+            return None
+        return median(self.speeds) / min(self.speeds)
 
     @cached_property
     def memories(self) -> Values:
@@ -195,6 +211,15 @@ class Figures:
         return median_known(
             excess
             for number, excess in self.excesses.items()
+            if number not in self.compiling_rounds
+        )
+
+    @property
+    def warm_first_step_seconds(self) -> float | None:
+        """The median first step of the rounds that found it compiled."""
+        return median_known(
+            training.record.first_step_seconds
+            for number, training in self.by_round.items()
             if number not in self.compiling_rounds
         )
 
@@ -280,7 +305,9 @@ class Row(Figures):
 
     @property
     def error(self) -> str | None:
-        return str(self.outcome) if self.outcome else None
+        if not self.outcome:
+            return None
+        return str(self.outcome)
 
     @property
     def share_of_peak(self) -> float | None:
@@ -288,7 +315,9 @@ class Row(Figures):
         rate; the ranks of a CPU share it."""
         if not self.record:
             return None
-        units = self.run.processes if self.measured.machine["gpus"] else 1
+        units = 1
+        if self.measured.machine["gpus"]:
+            units = self.run.processes
         flops = self.tok_per_sec * self.record.config["flops_per_token"] / units
         return ratio(flops, peak_at(self.record.precision, self.measured.peak))
 
@@ -297,7 +326,9 @@ class Row(Figures):
     @property
     def baseline(self) -> "Row | None":
         """The first row; None of that row itself."""
-        return self.rows.first if self.rows.first is not self else None
+        if self.rows.first is self:
+            return None
+        return self.rows.first
 
     @cached_property
     def joined_with(self) -> "Row | None":
@@ -333,8 +364,9 @@ class Row(Figures):
 
     def speedup(self, target: float | None = None, with_first_step: bool = False) -> "Comparison":
         """Returns how many times as fast as its reference it is, or comes to a target."""
-        goal = None if target is None else Goal(target, with_first_step)
-        return Comparison(self, self.reference, goal)
+        if target is None:
+            return Comparison(self, self.reference)
+        return Comparison(self, self.reference, Goal(target, with_first_step))
 
     def speedup_over(self, other: "Row | None") -> "Comparison":
         """Returns how many times as fast as another row it is."""
@@ -359,11 +391,15 @@ class Row(Figures):
     @property
     def memory_factor(self) -> float | None:
         """How many times the memory of its reference; it isn't tested."""
-        return mean_ratio(self.memories, self.reference.memories) if self.reference else None
+        if not self.reference:
+            return None
+        return mean_ratio(self.memories, self.reference.memories)
 
     @property
     def loss_difference(self) -> float | None:
-        return subtract(self.val_loss, self.reference.val_loss) if self.reference else None
+        if not self.reference:
+            return None
+        return subtract(self.val_loss, self.reference.val_loss)
 
     @property
     def published_factor(self) -> float | None:
@@ -379,7 +415,9 @@ def peak_at(precision: str | None, peak: dict[str, float]) -> float | None:
     rate of its own TF32 is float32."""
     if precision == "TF32" and "TF32" not in peak:
         return peak.get("float32")
-    return peak.get(precision) if precision else None
+    if not precision:
+        return None
+    return peak.get(precision)
 
 
 def techniques_between(before: Run, run: Run, on_gpu: bool) -> list[int]:
@@ -406,7 +444,9 @@ def printed(rows: Iterable[Row]) -> list[Row]:
 
 def published_ratio(row: Row, other: Row | None) -> float | None:
     """Returns the published speed of a row over another one's; None where one isn't known."""
-    return ratio(row.run.published, other.run.published) if other else None
+    if not other:
+        return None
+    return ratio(row.run.published, other.run.published)
 
 
 @dataclass(frozen=True, eq=False)
@@ -422,7 +462,9 @@ class Comparison:
         """Two rows, of which the first one is the faster by the factor; None without figures."""
         if not self.over or not self.row.speeds:
             return None
-        return (self.over, self.row) if self.row.run.ablated else (self.row, self.over)
+        if self.row.run.ablated:
+            return (self.over, self.row)
+        return (self.row, self.over)
 
     @property
     def family(self) -> Family:
@@ -464,7 +506,9 @@ class Comparison:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The factor's 95 % confidence interval."""
-        return self.estimate.interval if self.estimate else None
+        if not self.estimate:
+            return None
+        return self.estimate.interval
 
     @property
     def is_wide(self) -> bool:
@@ -478,7 +522,9 @@ class Comparison:
     def significance(self) -> str | None:
         """Of the speedup over the row's reference, by the whole table: "faster", "slower", "no
         significant change" or "not tested"; None without figures."""
-        return self.family.significance(self.row.run.name) if self.pair else None
+        if not self.pair:
+            return None
+        return self.family.significance(self.row.run.name)
 
 
 class Rows:
@@ -518,7 +564,9 @@ class Rows:
     def before(self, row: Row) -> Row | None:
         """Returns the row that the plan compares a row to."""
         name = row.run.compared_to
-        return self.by_name.get(name) if name else None
+        if not name:
+            return None
+        return self.by_name.get(name)
 
     # ---- What is tested
 

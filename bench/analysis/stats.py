@@ -69,9 +69,11 @@ class Family:
         compares; `pooled`: variances may be pooled, if the table is large enough."""
         self.rows = in_rounds_of_all({name: logs for name, logs in rows.items() if logs})
         self.pooled = pooled and is_large(self.rows)
-        self.means = pooled_means(self.rows) if self.pooled else {}
+        self.means, level = {}, LEVEL
+        if self.pooled:
+            self.means, level = pooled_means(self.rows), POOLED_LEVEL
         self.differences = self.differences_of(pairs)
-        self.significant = significant(self.differences, POOLED_LEVEL if self.pooled else LEVEL)
+        self.significant = significant(self.differences, level)
 
     def differences_of(self, pairs: dict[str, tuple[str, str]]) -> dict[str, Estimate]:
         """Returns the differences of pairs that can be estimated, by the names of their rows."""
@@ -96,7 +98,9 @@ class Family:
             return "not tested"
         if name not in self.significant:
             return "no significant change"
-        return "faster" if self.differences[name].mean > 0 else "slower"
+        if self.differences[name].mean > 0:
+            return "faster"
+        return "slower"
 
 
 def logs_of(values: Values) -> Logs:
@@ -122,7 +126,9 @@ def mean_ratio(one: Values, other: Values) -> float | None:
 
 def in_rounds_of_all(rows: dict[str, Logs]) -> dict[str, Logs]:
     """Returns of each row the rounds that all rows have."""
-    rounds = sorted(set.intersection(*map(set, rows.values()))) if rows else []
+    if not rows:
+        return {}
+    rounds = sorted(set.intersection(*map(set, rows.values())))
     return {name: {number: logs[number] for number in rounds} for name, logs in rows.items()}
 
 
@@ -144,7 +150,9 @@ def paired_difference(one: Logs, other: Logs) -> Estimate | None:
         return None
     error = stdev(differences) / math.sqrt(len(differences))
     degrees = len(differences) - 1
-    return Estimate(fmean(differences), error, degrees) if error > LEAST_ERROR else None
+    if error <= LEAST_ERROR:
+        return None
+    return Estimate(fmean(differences), error, degrees)
 
 
 def pooled_means(rows: dict[str, Logs]) -> dict[str, Estimate]:

@@ -78,4 +78,6 @@ def total_of(rows: list[Row]) -> float | None:
     if rows[0] not in own or not is_plain(rows[0]):
         return None
     optimized = [row for row in own if is_optimized(row)]
-    return optimized[-1].factor_baseline if optimized else None
+    if not optimized:
+        return None
+    return optimized[-1].factor_baseline

@@ -53,7 +53,9 @@ class Training:
     @property
     def tok_per_sec(self) -> float | None:
         """The median over single steps, or the average of a run too short for a median."""
-        return self.quartiles[1] if self.quartiles else self.record.end.get("avg_tok_per_sec")
+        if self.quartiles:
+            return self.quartiles[1]
+        return self.record.end.get("avg_tok_per_sec")
 
     @property
     def mfu(self) -> float | None:

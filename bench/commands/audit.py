@@ -40,14 +40,22 @@ class Audit(Command):
             result = cli.audited(args, command, sessions)
         if result is None:
             return ""
-        folder = Path.cwd() if setup.results == ROOT / "results" else setup.results
-        page = folder / cli.page_name(result["command"], args.name)
+        page = page_in(setup.results, cli.page_name(result["command"], args.name))
         write_whole(page, cli.page_of(result))
+        pages = [page]
+        html = write_html(page)
+        if html:
+            pages.append(html)
         if args.json:
-            write_html(page)
             return json.dumps(result)
-        pages = [page, *filter(None, [write_html(page)])]
         return render.screen(result) + ", ".join(map(relative, pages))
+
+
+def page_in(results: Path, name: str) -> Path:
+    """Returns the file of a page: in the folder of results, if one was named, else here."""
+    if results == ROOT / "results":
+        return Path.cwd() / name
+    return results / name
 
 
 def locked_for_audit() -> AbstractContextManager[None]:

@@ -9,7 +9,7 @@ from bench.commands import Command
 from bench.common import BUILD, other_text, relative, tokens_in, trained_in, write_whole
 from bench.measure.environment import missing_here
 from bench.measure.plan import Setup
-from bench.predict.batches import OF_00, OF_01, batches_that_fit
+from bench.predict.batches import BATCH_OF, batches_that_fit
 from gpt_speed.common import UserError
 
 
@@ -55,8 +55,10 @@ def tokens_line(data: Path) -> str:
         return str(error)
     if not meta:
         return f"none yet in {relative(data)}: the scripts make them"
-    text = f" ({other_text(meta)})" if other_text(meta) else ""
-    return f"{relative(data)}: {meta['tokens']['train']:,} to train on{text}"
+    line = f"{relative(data)}: {meta['tokens']['train']:,} to train on"
+    if other_text(meta):
+        line += f" ({other_text(meta)})"
+    return line
 
 
 class Fits(Command):
@@ -70,21 +72,24 @@ class Fits(Command):
     def options(self, parser):
         parser.add_argument("stage", choices=list(STAGES), help="which of the three scripts")
 
-    def run(self, setup):
-        """Prints the command line of the script, which is written first if it is composed."""
+    def answer(self, setup):
         stage, machine = setup.args.stage, setup.machine
-        if machine.get("gpu_needs") and stage == "00":
+        if machine.get("gpu_needs") and stage == "00":  # the first that make asks for
             print(f"missing: {machine['gpu_needs']}", file=sys.stderr)
         batches = batches_that_fit(setup, composed=True)
-        run = setup.scripts.for_machine(stage, machine, setup.options)
-        words = [STAGES[stage]]
-        if run.script != stage:
-            script = write_composed(run, setup)
-            words = [script, "--data", setup.data, "--results-dir", setup.results]
+        words = script_words(stage, setup)
         if batches:
-            words += ["--batch-size", batches[OF_00 if stage == "00" else OF_01]]
-        print(" ".join(map(relative, words)))
-        return 0
+            words += ["--batch-size", batches[BATCH_OF[stage]]]
+        return " ".join(map(relative, words))
+
+
+def script_words(stage: str, setup: Setup) -> list:
+    """Returns the file of a script with its options; where it is composed for this machine, it is
+    written first, and told where tokens and results are."""
+    run = setup.scripts.for_machine(stage, setup.machine, setup.options)
+    if run.script == stage:
+        return [STAGES[stage]]
+    return [write_composed(run, setup), "--data", setup.data, "--results-dir", setup.results]
 
 
 def write_composed(run: Run, setup: Setup) -> Path:

@@ -27,7 +27,7 @@ from gpt_speed.cards import CARDS, Card, named
 from gpt_speed.common import UserError
 from gpt_speed.memory import MemoryNeed
 from gpt_speed.speed import KINDS, LEAST_BATCH, UNCHECKED
-from gpt_speed.tables import Column, Table, markdown, num_col, text_col
+from gpt_speed.tables import Table, markdown, num_col, text_col, value_col
 from patches import stack
 
 OLDEST = 7.0  # compute capability of the cards that 01 and 02 are for
@@ -53,10 +53,17 @@ def count(text: str) -> float:
     """Returns the number in 10e9, 10B, 300m, 1T or 10,000,000. Raises ValueError."""
     number = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)  # before three digits, and no more
     suffix = number[-1:].lower()
-    return float(number[:-1]) * SUFFIXES[suffix] if suffix in SUFFIXES else float(number)
+    if suffix in SUFFIXES:
+        return float(number[:-1]) * SUFFIXES[suffix]
+    return float(number)
 
 
 tokens = number_from(1, count, below=1e18)
+
+
+def words(text: str) -> list[str]:
+    """Returns what stands between commas."""
+    return [word for word in text.split(",") if word.strip()]
 
 
 def prices(text: str) -> list[float]:
@@ -85,7 +92,7 @@ class Predict(Command):
         smallest = min(card.mib for card in cards.values()) - OTHERS
         if args.all:
             return trace_what_pages_show(setup, smallest)
-        return answer_text(setup, forecasts(setup, cards, chosen(setup, gpus), smallest))
+        return answer_text(setup, forecasts(setup, cards, runs_asked_for(setup, gpus), smallest))
 
 
 def list_of_cards() -> str:
@@ -141,6 +148,7 @@ def add_script_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--variants",
         metavar="A,B+C",
+        default="",
         help="variants of 01 or 02 besides, maybe with other options:"
         ' "step-accumulation --micro-batches 8"; + joins several',
     )
@@ -173,9 +181,9 @@ def add_tracing_options(parser: ArgumentParser) -> None:
     )
 
 
-def cards_of(args: Namespace) -> tuple[dict[str, Card], int]:
-    """Returns the cards that are asked for, by their names, and how many of one 02 has: 0 where it
-    isn't asked for. Raises UserError."""
+def cards_of(args: Namespace) -> tuple[dict[str, Card], int | None]:
+    """Returns the cards that are asked for, by their names, and how many of one 02 has; None where
+    it isn't asked for. Raises UserError."""
     gpus, names = parse_gpus(args.gpu)
     check_own_card(args, names)
     if args.memory:
@@ -200,26 +208,28 @@ def check_prices(args: Namespace, cards: list[str]) -> None:
         )
 
 
-def parse_gpus(text: str) -> tuple[int, str]:
-    """Returns (8, "H100") for "8xH100", and (0, "H100") for "H100"."""
-    match = re.fullmatch(r"(?:([1-9]\d*) *[xX×])?\s*(.*)", text.strip(), re.DOTALL)
-    number, names = match.groups()
-    return int(number or 0), names
+def parse_gpus(text: str) -> tuple[int | None, str]:
+    """Returns (8, "H100") for "8xH100", and (None, "H100") for "H100"."""
+    match = re.match(r"([1-9]\d*) *[xX×]\s*", text.strip())
+    if not match:
+        return None, text.strip()
+    return int(match[1]), text.strip()[match.end() :]
 
 
 def check_own_card(args: Namespace, names: str) -> None:
     """Raises UserError where a GPU is half described, or is named as well."""
-    has_part_of_a_speed = args.bandwidth or args.tflops
-    has_a_speed = args.memory and args.bandwidth and args.tflops
-    if has_part_of_a_speed and not has_a_speed:
+    speed = args.bandwidth, args.tflops
+    if any(speed) and not (args.memory and all(speed)):
         raise UserError("--bandwidth and --tflops tell a speed together, with --memory", 2)
-    if args.memory and names not in ("", "all"):
+    if not args.memory:
+        return
+    if names not in ("", "all"):
         raise UserError(
             "--memory describes a GPU of its own: leave --gpu out, or give the"
             " number of GPUs, --gpu 4x",
             2,
         )
-    if args.memory and args.tokens and not has_a_speed:
+    if args.tokens and not any(speed):
         raise UserError("--tokens needs a speed: beside --memory, --bandwidth and --tflops", 2)
 
 
@@ -238,26 +248,42 @@ def own_card(args: Namespace) -> Card:
     )
 
 
-def chosen(setup: Setup, gpus: int) -> list[Run]:
-    """Returns the scripts that are asked for, those of several GPUs on this many. Raises
-    UserError, StackError."""
-    scripts, args = setup.scripts, setup.args
-    names = ["00", "01", "02"] if gpus else ["00", "01"]
-    gpus = gpus or GPUS
-    runs = [scripts.stage(name, gpus) for name in names]
-    if args.techniques:
-        runs = scripts.select(args.techniques, scripts.ladder(gpus))
-    for names_of_one in filter(str.strip, (args.variants or "").split(",")):
-        base = scripts.stage(base_of(names_of_one), gpus)
-        runs += scripts.variants(base, dict(gpus=gpus), names=names_of_one)
+def runs_asked_for(setup: Setup, gpus: int | None) -> list[Run]:
+    """Returns the scripts and variants that are asked for, each once; those of several GPUs on this
+    many. Raises UserError, StackError."""
+    runs = scripts_asked_for(setup, gpus) + variants_asked_for(setup, gpus or GPUS)
     return list({run.name: run for run in runs}.values())
 
 
-def base_of(names: str) -> str:
-    """Returns of which script "A+B --option 8" are variants, by the first: 01 or 02."""
-    first = re.split(r"[+\s]", names.strip())[0]
+def scripts_asked_for(setup: Setup, gpus: int | None) -> list[Run]:
+    """Returns the scripts after some techniques; without any 00 and 01, and 02 where its GPUs are
+    asked for. Raises UserError, StackError."""
+    scripts, techniques = setup.scripts, setup.args.techniques
+    if techniques:
+        return scripts.select(techniques, scripts.ladder(gpus or GPUS))
+    runs = [scripts.stage("00"), scripts.stage("01")]
+    if gpus:
+        runs.append(scripts.stage("02", gpus))
+    return runs
+
+
+def variants_asked_for(setup: Setup, gpus: int) -> list[Run]:
+    """Returns the runs of --variants, those of 02 on so many GPUs. Raises UserError, StackError."""
+    runs = []
+    for variant in (setup.args.variants or "").split(","):
+        if variant.strip():
+            base = setup.scripts.stage(base_of(variant), gpus)
+            runs += setup.scripts.variants(base, dict(gpus=gpus), names=variant)
+    return runs
+
+
+def base_of(variant: str) -> str:
+    """Returns of which script "A+B --option 8" is a variant, by the first: 01 or 02."""
+    first = re.split(r"[+\s]", variant.strip())[0]
     of_02 = {patch.name for patch in stack.load_variants() if patch.base == Path(stack.DDP).stem}
-    return "02" if first in of_02 else "01"
+    if first in of_02:
+        return "02"
+    return "01"
 
 
 @dataclass(frozen=True)
@@ -289,20 +315,28 @@ class Forecast:
         return self.prediction.needs[self.memory_batch]
 
     @property
+    def card_gb(self) -> float:
+        return self.card.mib / 1024
+
+    @property
     def limit(self) -> int:
         """The MiB that a script may take."""
         return self.card.mib - OTHERS
 
     @property
     def reserved_gb(self) -> float | None:
-        return min(self.need.reserved, self.limit) / 1024 if self.batch else None
+        if not self.batch:
+            return None
+        return min(self.need.reserved, self.limit) / 1024
 
     @property
     def fits(self) -> str:
         if not self.batch:
             return "does not fit"
         is_tight = reference.RESERVE * self.need.minimum > self.limit
-        return "only just fits" if is_tight and reserves_more(self.run) else "fits"
+        if is_tight and reserves_more(self.run):
+            return "only just fits"
+        return "fits"
 
     @property
     def has_speed(self) -> bool:
@@ -317,7 +351,9 @@ class Forecast:
 
     def speed_range(self, gpus: int) -> str | None:
         """Returns the tok/sec of so many GPUs in thousands, or why they aren't known."""
-        return self.prediction.speed_range(self.batch, self.card, gpus) if self.has_speed else None
+        if not self.has_speed:
+            return None
+        return self.prediction.speed_range(self.batch, self.card, gpus)
 
     @property
     def speed(self) -> str | None:
@@ -332,7 +368,9 @@ class Forecast:
 
     @property
     def mfu(self) -> float | None:
-        return self.prediction.mfu(self.batch, self.card) if self.speeds else None
+        if not self.speeds:
+            return None
+        return self.prediction.mfu(self.batch, self.card)
 
     @property
     def shares(self) -> dict[str, float] | None:
@@ -382,25 +420,27 @@ def forecasts(
     """Returns by each card's name what every script does on it. `smallest`: the MiB of the smallest
     card. Raises UserError, StackError."""
     args = setup.args
-    by_card = {}
+    by_card: dict[str, list[Forecast]] = {}
     prices = one_price_each(args.price, len(cards))
-    predictions: dict[str, Prediction] = {}
+    predictions: dict[str, Prediction] = {}  # one for all cards
     for (name, card), price in zip(cards.items(), prices, strict=True):
-        own_runs = runs_on(card, runs, setup)
-        for run in own_runs:
+        by_card[name] = []
+        for run in runs_on(card, runs, setup):
             if run.name not in predictions:
                 predictions[run.name] = predict_run(run, setup, smallest)
-        by_card[name] = [
-            Forecast(name, card, run, predictions[run.name], args.batch_size, args.tokens, price)
-            for run in own_runs
-        ]
+            prediction = predictions[run.name]
+            forecast = Forecast(name, card, run, prediction, args.batch_size, args.tokens, price)
+            by_card[name].append(forecast)
     return by_card
 
 
 def one_price_each(prices: list[float] | None, cards: int) -> list[float | None]:
     """Returns a price for each of the cards: one may be that of all, and there may be none."""
-    prices = prices or [None]
-    return prices if len(prices) > 1 else prices * cards
+    if not prices:
+        return [None] * cards
+    if len(prices) == 1:
+        return [*prices] * cards
+    return [*prices]
 
 
 def runs_on(card: Card, runs: list[Run], setup: Setup) -> list[Run]:
@@ -434,29 +474,33 @@ def answer_text(setup: Setup, by_card: dict[str, list[Forecast]]) -> str:
 def table_of(rows: list[Forecast], cards: int, args: Namespace) -> Table:
     """Returns at which batch and how fast each script is on each card; of a single card where the
     time of a step goes; and if asked for how long args.tokens take, and what they cost."""
+    columns = [
+        text_col("card", "name"),
+        num_col("GB", "card_gb", ".0f"),
+        text_col("script", "run.label"),
+        value_col("batch", "batch", batch_text),
+        num_col("GB reserved", "reserved_gb", ".2f"),
+        num_col("tok/sec, thousands", "speed"),
+        num_col("of all its GPUs", "speed_of_all"),
+        num_col("MFU", "mfu", ".0%"),
+        value_col("hours", "hours", range_text),
+        value_col("cost", "cost", range_text),
+    ]
+    if cards == 1:
+        columns += [num_col(kind, f"shares.{kind}", ".0%") for kind in KINDS]
     size = f"batch {args.batch_size}" if args.batch_size else "the largest batch, a power of two"
-    shares = [num_col(kind, f"shares.{kind}", ".0%") for kind in KINDS] if cards == 1 else []
-    return Table(
-        [
-            text_col("card", "name"),
-            Column("GB", lambda row: f"{row.card.mib / 1024:.0f}"),
-            text_col("script", "run.label"),
-            Column("batch", lambda row: str(row.batch or "none")),
-            num_col("GB reserved", "reserved_gb", ".2f"),
-            num_col("tok/sec, thousands", "speed"),
-            num_col("of all its GPUs", "speed_of_all"),
-            num_col("MFU", "mfu", ".0%"),
-            Column("hours", lambda row: range_text(row.hours)),
-            Column("cost", lambda row: range_text(row.cost)),
-            *shares,
-        ],
-        rows,
-        f"{args.model} at {size}:",
-    )
+    return Table(columns, rows, f"{args.model} at {size}:")
+
+
+def batch_text(batch: int) -> str:
+    return str(batch or "none")
 
 
 def range_text(ends: tuple[float, float] | None) -> str:
-    return span(*ends) if ends else ""
+    """Writes a range; "" without one."""
+    if not ends:
+        return ""
+    return span(*ends)
 
 
 def notes_of(setup: Setup, rows: list[Forecast]) -> list[str]:

@@ -4,21 +4,22 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.analysis.folders import newest_in
 from bench.analysis.rows import Row
-from bench.analysis.stats import POOLED_LEVEL, significant
-from bench.catalogue import technique_names
+from bench.analysis.stats import POOLED_LEVEL, Estimate, significant
+from bench.catalogue import Run, technique_names
 from bench.commands import Command
 from bench.common import DAMAGE, REFERENCE, relative
 from bench.measure.journal import Measurement, locked
-from bench.measure.machine import read_look
+from bench.measure.machine import foreign_measurement, read_look
 from bench.report.notes import machine_note, provenance
 from bench.report.page import write_page
 from bench.report.tables import INTERVAL, credited
 from bench.studies import all_studies
 from gpt_speed.common import UserError
-from gpt_speed.tables import Column, Table, fmt, markdown
+from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col
 
 ENOUGH = {"stages": 4, "ladder": 3}  # rounds of 00 and 01, in either study
 COPIED = ".jsonl", ".json", ".md", ".html", ".png"
@@ -67,27 +68,50 @@ def speedups_table(rows: list[Row], others: list[Row]) -> Table:
     texts = differences_in_words(pairs)
     return Table(
         [
-            Column("technique", lambda pair: credited(pair[0], pair[0].label), True),
-            Column("A: ×", lambda pair: fmt(pair[0].factor, ".2f")),
-            Column("95 %", lambda pair: INTERVAL.cell(pair[0])),
-            Column("B: ×", lambda pair: fmt(pair[1].factor, ".2f")),
-            Column("95 %", lambda pair: INTERVAL.cell(pair[1])),
-            Column("difference", lambda pair: texts[pair[0].run.name], True),
+            text_col("technique", "label"),
+            num_col("A: ×", "in_a.factor", ".2f"),
+            Column("95 %", lambda pair: INTERVAL.cell(pair.in_a)),
+            num_col("B: ×", "in_b.factor", ".2f"),
+            Column("95 %", lambda pair: INTERVAL.cell(pair.in_b)),
+            Column("difference", lambda pair: texts[pair.name], True),
         ],
         pairs,
         "Each technique's speedup over the script before it, the same one in both:",
     )
 
 
-def pairs_of(rows: list[Row], others: list[Row]) -> list[tuple[Row, Row]]:
-    """Returns the rows of the techniques that have a speedup in both ladders, over the same
-    script."""
-    others_by_step = {step_of(row): row for row in others if row.factor}
-    return [
-        (row, others_by_step[step_of(row)])
-        for row in rows
-        if row.factor and step_of(row) in others_by_step
-    ]
+class Pair(NamedTuple):
+    """A technique's rows in both ladders."""
+
+    in_a: Row
+    in_b: Row
+
+    @property
+    def name(self) -> str:
+        """The name of its run, the same in both."""
+        return self.in_a.run.name
+
+    @property
+    def label(self) -> str:
+        return credited(self.in_a, self.in_a.label)
+
+    def difference(self) -> Estimate | None:
+        """Returns by how much the logarithm of its speedup is larger in A; None where one ladder
+        has too few rounds to tell."""
+        one, other = self.in_a.speedup().estimate, self.in_b.speedup().estimate
+        if not one or not other:
+            return None
+        return one.minus(other)
+
+
+def pairs_of(rows: list[Row], others: list[Row]) -> list[Pair]:
+    """Returns the techniques that have a speedup in both ladders, over the same script."""
+    by_step = {step_of(row): row for row in others if row.factor}
+    pairs = []
+    for row in rows:
+        if row.factor and step_of(row) in by_step:
+            pairs.append(Pair(row, by_step[step_of(row)]))
+    return pairs
 
 
 def step_of(row: Row) -> tuple[str, str]:
@@ -95,16 +119,16 @@ def step_of(row: Row) -> tuple[str, str]:
     return row.reference.run.name, row.run.name
 
 
-def differences_in_words(pairs: list[tuple[Row, Row]]) -> dict[str, str]:
+def differences_in_words(pairs: list[Pair]) -> dict[str, str]:
     """Returns by the run's name in which ladder its speedup is larger, if that is significant over
     all of them."""
-    differences = {
-        row.run.name: row.speedup().estimate.minus(other.speedup().estimate)
-        for row, other in pairs
-        if row.speedup().estimate and other.speedup().estimate
-    }
-    texts = {row.run.name: "not tested" for row, _ in pairs}
-    texts |= dict.fromkeys(differences, "not significant")
+    texts, differences = {}, {}
+    for pair in pairs:
+        texts[pair.name] = "not tested"
+        difference = pair.difference()
+        if difference:
+            texts[pair.name] = "not significant"
+            differences[pair.name] = difference
     for name in significant(differences, POOLED_LEVEL):
         texts[name] = "larger in A" if differences[name].mean > 0 else "larger in B"
     return texts
@@ -187,9 +211,10 @@ def copy_results(results: Path, target: Path) -> None:
 
 def what_is_missing(results: Path) -> list[str]:
     """Returns what results lack before others may quote them, and how to get it."""
-    page, missing = results / "report.md", []
-    if page.is_symlink() or not page.is_file() or not read_look(results):
+    page, look = results / "report.md", read_look(results)
+    if page.is_symlink() or not page.is_file() or not look:
         return ["no report: make report"]
+    missing = []
     if "\nNot finished: " in page.read_text(encoding="utf-8", errors="replace"):
         missing.append("the report isn't finished: make report continues it")
     if not any(rounds_in(results).values()):
@@ -197,6 +222,9 @@ def what_is_missing(results: Path) -> list[str]:
     for study in ENOUGH:
         for measured, rows in newest_in(results, study):
             missing += [f"{study}: {fault}" for fault in faults_of(measured, rows)]
+    foreign = foreign_measurement(results, look["machine"])
+    if foreign:
+        missing.append(foreign)
     return missing
 
 
@@ -221,14 +249,17 @@ def rounds_in(results: Path) -> dict[str, int]:
 
 
 def rounds_of(stage: str, rows: list[Row]) -> int:
-    """Returns in how many rounds 00 or 01 ran, also as an end of a ladder."""
-    end = 0 if stage == "00" else len(technique_names()) - 1  # all but DDP
-    own = [row for row in rows if row.run.stage == stage or is_end(row, end)]
-    return max((row.rounds for row in own), default=0)
+    """Returns in how many rounds 00 or 01 ran."""
+    return max((row.rounds for row in rows if stage_of(row.run) == stage), default=0)
 
 
-def is_end(row: Row, number: int) -> bool:
-    return not row.run.stage and row.run.number == number
+def stage_of(run: Run) -> str | None:
+    """Returns which of the three scripts a run is of; the ends of the ladder are 00 and 01. None
+    for another one."""
+    if run.stage:
+        return run.stage
+    last = len(technique_names()) - 1  # DDP comes behind it
+    return {0: "00", last: "01"}.get(run.number)
 
 
 def more_rounds(results: Path) -> str:

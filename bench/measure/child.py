@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench import processes
 from bench.catalogue import Run
@@ -42,7 +42,7 @@ def command_of(
         "--seed": job.seed,
     }
     return [
-        sys.executable,
+        run.python or sys.executable,
         *launcher_of(run),
         *study.driver(setup, run),
         setup.script(run),
@@ -67,10 +67,10 @@ def launcher_of(run: Run) -> list[str]:
     ]
 
 
-def as_typed(command: list, run: Run) -> str:
-    """Returns the command of a run as a user would type it."""
+def as_typed(command: list, run: Run, python: str | Path = "python") -> str:
+    """Returns the command of a run as a user would type it, who calls its Python so."""
     variables = [f"{name}={value}" for name, value in run.variables.items()]
-    return shlex.join([*variables, "python", *map(relative, command[1:])])
+    return shlex.join([*variables, *map(relative, [python, *command[1:]])])
 
 
 @dataclass(frozen=True)
@@ -98,16 +98,25 @@ def run_job(
         timeout = HANG_SECONDS + 5 * length.seconds
         ended = run_until(timeout, command, study.cores(job.run), environment)
         check_inputs(job.run, measurement, study, setup)
-        events = read_child(scratch / "results")
-        outcome = outcome_of(ended, events)
-        if outcome.complete:
-            outcome = collected(study, setup, scratch / "results")
+        events, outcome = take_results(scratch / "results", ended, study, setup)
     end = end_event(ended, outcome)
     try:
         end["matmul_rate"] = matmul_rate()
-    finally:  # also when it is interrupted here
+    finally:  # an interruption here loses the rate, and not the run
         append(journal, *events, end)
     return make_result(begin, events, end)
+
+
+def take_results(
+    folder: Path, ended: Ended, study: Measurable, setup: Setup
+) -> tuple[list[dict], Outcome]:
+    """Returns the events of a run's record in its folder, and how the run ended; lets the study
+    take what else a complete one left there."""
+    events = read_child(folder)
+    outcome = outcome_of(ended, events)
+    if outcome.complete:
+        outcome = collected(study, setup, folder)
+    return events, outcome
 
 
 def begin_event(job: Job, measurement: Measurement, command: list, cache: Path) -> dict:
@@ -150,12 +159,12 @@ def run_until(
 
 
 def source_of(run: Run, study: Measurable, setup: Setup) -> str:
-    """Returns the SHA-256 of what a run's results come from: its script, the files of a program
-    that runs it, and what both import. Raises UserError, StackError, OSError."""
-    files = [word for word in study.driver(setup, run) if isinstance(word, Path)]
-    files += study.imports(run)
-    text = setup.scripts.text(run.script)
-    return sha256(b"".join([text, *(file.read_bytes() for file in files)]))
+    """Returns the SHA-256 of what a run's results come from: its script, the files and the words
+    by which a program runs it, and what both import. Raises UserError, StackError, OSError."""
+    parts = [setup.scripts.text(run.script)]
+    for word in [*study.driver(setup, run), *study.imports(run)]:
+        parts.append(word.read_bytes() if isinstance(word, Path) else str(word).encode())
+    return sha256(b"".join(parts))
 
 
 def check_inputs(run: Run, measurement: Measurement, study: Measurable, setup: Setup) -> None:
@@ -187,10 +196,11 @@ def collected(study: Measurable, setup: Setup, folder: Path) -> Outcome:
 
 
 def compiler_cache(job: Job, measurement: Measurement) -> Path:
-    """Returns the folder of what torch.compile keeps, one for each script, options and facts, so
-    that studies share it. Empties it in the rounds that compile again."""
-    run = job.run
-    key = [measurement.sources[run.name], run.options, *run.facts.items()]
+    """Returns the folder of what torch.compile keeps, one for each script, options and
+    environment, so that studies share it. Empties it in the rounds that compile again."""
+    key = [measurement.sources[job.run.name], job.run.options]
+    if job.run.python:
+        key.append(str(job.run.python))
     cache = BUILD / "compiler-cache" / sha256(json.dumps(key).encode())[:16]
     if job.round <= measurement.plan.cold_rounds:
         remove_built(cache)
@@ -212,56 +222,64 @@ def read_child(folder: Path) -> list[dict]:
 
 def outcome_of(ended: Ended, events: list[dict]) -> Outcome:
     """Returns how a run ended, by the first of RULES that tells."""
-    return next(outcome for rule in RULES if (outcome := rule(ended, events)))
+    for rule in RULES:
+        outcome = rule(ended, events)
+        if outcome:
+            return outcome
+    return by_error_line(processes.error_line(ended.err))
 
 
 def if_killed_for_its_time(ended: Ended, events: list[dict]) -> Outcome | None:
-    return Outcome(Status.FAILED, ended.err) if ended.code is None else None
+    if ended.code is None:
+        return Outcome(Status.FAILED, ended.err)
+    return None
 
 
 def if_a_rank_failed_first(ended: Ended, events: list[dict]) -> Outcome | None:
     """Tells by torchrun, unless a rank has named its error; where Linux has killed a rank, the
     others' errors follow from that."""
     failure = first_failure(ended.err)
-    if not failure:
+    if failure and failure.status is Status.TOO_LARGE:
+        return failure
+    if processes.ERROR.search(ended.err):
         return None
-    has_named_error = processes.ERROR.search(ended.err)
-    return None if has_named_error and failure.status is not Status.TOO_LARGE else failure
+    return failure
 
 
 def if_it_ended_by_itself(ended: Ended, events: list[dict]) -> Outcome | None:
-    return recorded_outcome(events) if ended.code == 0 else None
+    if ended.code == 0:
+        return recorded_outcome(events)
+    return None
 
 
 def if_a_rank_named_its_error(ended: Ended, events: list[dict]) -> Outcome | None:
     """Tells before the record, which may be that of a rank that waited for this one."""
     rank_error = re.search(r"^error: (rank \d+: .+)", ended.err, re.MULTILINE)
-    return by_error_line(rank_error[1]) if rank_error else None
+    if rank_error:
+        return by_error_line(rank_error[1])
+    return None
 
 
 def if_the_record_has_its_error(ended: Ended, events: list[dict]) -> Outcome | None:
     recorded = recorded_outcome(events)
-    return recorded if has_end(events) and not recorded.complete else None
+    if has_end(events) and not recorded.complete:
+        return recorded
+    return None
 
 
 def if_a_signal_ended_it(ended: Ended, events: list[dict]) -> Outcome | None:
-    if ended.code is None or ended.code >= 0:
-        return None
-    return by_exit_code("", ended.code)
+    if ended.code is not None and ended.code < 0:
+        return by_exit_code("", ended.code)
+    return None
 
 
-def by_its_last_error(ended: Ended, events: list[dict]) -> Outcome:
-    return by_error_line(processes.error_line(ended.err))
-
-
-RULES = (  # that tell how a run ended, or None; the last one always does
+RULES = (  # each tells how a run ended, or returns None
     if_killed_for_its_time,
     if_a_rank_failed_first,
     if_it_ended_by_itself,
     if_a_rank_named_its_error,
     if_the_record_has_its_error,
     if_a_signal_ended_it,
-    by_its_last_error,
 )
 
 
@@ -288,15 +306,33 @@ def by_error_line(line: str) -> Outcome:
 def first_failure(err: str) -> Outcome | None:
     """Returns how the rank ended that torchrun says failed first, or one that Linux has killed,
     which it does for want of memory; None where torchrun says nothing."""
-    failures = re.findall(r"rank +: (\d+) .*\n +exitcode +: (-?\d+) \(pid: (\d+)\)", err)
-    by_torchrun = re.findall(r"Unable to shutdown process (\d+)", err)
-    own = [
-        (f"rank {rank}: ", int(code))
-        for rank, code, pid in reversed(failures)
-        if pid not in by_torchrun and int(code) != -signal.SIGTERM
+    failures = own_failures(err)
+    killed = [failure for failure in failures if failure.code == -signal.SIGKILL]
+    if not failures:
+        return None
+    first = (killed or failures)[0]
+    return by_exit_code(f"rank {first.rank}: ", first.code)
+
+
+class RankFailure(NamedTuple):
+    """How a rank ended, by torchrun's report."""
+
+    rank: str
+    code: int
+    pid: str
+
+
+def own_failures(err: str) -> list[RankFailure]:
+    """Returns the ranks that torchrun says failed, the first failure first, without those that it
+    ended itself because of another one."""
+    report = re.findall(r"rank +: (\d+) .*\n +exitcode +: (-?\d+) \(pid: (\d+)\)", err)
+    failures = [RankFailure(rank, int(code), pid) for rank, code, pid in report]
+    killed_by_torchrun = re.findall(r"Unable to shutdown process (\d+)", err)
+    return [
+        failure
+        for failure in reversed(failures)  # the report has the first one last
+        if failure.code != -signal.SIGTERM and failure.pid not in killed_by_torchrun
     ]
-    killed = [(rank, code) for rank, code in own if code == -signal.SIGKILL]
-    return by_exit_code(*(killed or own)[0]) if own else None
 
 
 def by_exit_code(who: str, code: int) -> Outcome:

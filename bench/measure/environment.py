@@ -29,8 +29,6 @@ COMPILERS = {  # what torch.compile needs
     " Studio's Build Tools), and PyTorch in a path without spaces",
 }
 SMI_FIELDS = {"name": r"[^,\[\]]+", "driver_version": r"\d[\d.]*", "compute_cap": r"\d+\.\d+"}
-
-
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")  # a container sees that of its host
 NO_ACCESS = (
     "access to the NVIDIA GPU whose driver is loaded: `nvidia-smi` says why there is none; a"
@@ -106,12 +104,18 @@ def has_kernels(capability: float, kernels: list[str]) -> bool:
     """Returns whether a build of PyTorch has kernels for a GPU: compiled for the same major
     version, or as code for any later GPU (PTX). A build for AMD's GPUs names them in another way,
     and isn't judged."""
-    names = [re.match(r"(sm|compute)_(\d+)", name) for name in kernels]
-    built = [(name[1], int(name[2]) / 10) for name in names if name]
-    return not built or any(
-        number <= capability and (kind == "compute" or int(number) == int(capability))
-        for kind, number in built
-    )
+    matches = [re.match(r"(sm|compute)_(\d+)", name) for name in kernels]
+    built = [(match[1] == "compute", int(match[2]) / 10) for match in matches if match]
+    if not built:
+        return True
+    return any(runs_on(capability, built_for, is_ptx) for is_ptx, built_for in built)
+
+
+def runs_on(capability: float, built_for: float, is_ptx: bool) -> bool:
+    """Returns whether a GPU runs a kernel that was built for this compute capability."""
+    if built_for > capability:
+        return False
+    return is_ptx or int(built_for) == int(capability)
 
 
 def install(capability: float, driver: int = 99_999) -> str | None:

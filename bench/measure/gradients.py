@@ -17,7 +17,7 @@ last run, with an event `gradients` for each comparison that was made:
     loss_noise   of dropout: the standard deviation of the loss by rounding alone
     refused      of dropout: why the script doesn't train with dropout; there is nothing else then
 
-Of the tools it imports one function alone: torchrun starts it from anywhere.
+Of the tools it imports one module alone, which imports none: torchrun starts it from anywhere.
 """
 
 import argparse
@@ -43,17 +43,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import SequentialSampler
 
 sys.path.append(str(Path(__file__).parents[2]))
-from gpt_speed.numeric import most_certain
+from gpt_speed import numeric
 
 RANK = int(os.environ.get("RANK") or 0)
 RANKS = int(os.environ.get("WORLD_SIZE") or 1)
 IDS = 256  # the text has so many different tokens, from all over the vocabulary, each of them often
 STEPS = 2  # of a run; the second one has another batch, so that nothing of the first may be left
-JITTERS, JITTER = 8, 1e-6  # weights so near each other that the loss differs by its rounding alone
-CHANGE = 4e-3  # of the loss by a step of a numeric derivative, in nats, about
-LARGEST_STEP = 0.3  # relative to the tensor's size
-CERTAIN = 0.005  # how uncertain a derivative may be, relative to the usual one, to try no more
-TINY = 1e-30  # in place of a norm of 0
 # By the device: a small model, whose loss takes two chunks, the second one shorter; or layers of
 # GPT-2's own size, and more than 16,384 tokens, since some of a GPU's kernels are only made for
 # that many. Batches can be cut into four.
@@ -89,7 +84,9 @@ class TrainingRun:
         self.steps = 0  # that are done
         self.micro_batches: list[tuple] = []  # what compute_loss() was given in this step
         # Whether the ranks of the script share the batch; 00 and 01 know no ranks.
-        self.rank, self.ranks = (RANK, RANKS) if hasattr(script, "join_ranks") else (0, 1)
+        self.rank, self.ranks = 0, 1
+        if hasattr(script, "join_ranks"):
+            self.rank, self.ranks = RANK, RANKS
         # The script's own functions, which those below stand in for, and call.
         self.own_train = script.train
         self.own_compute_loss = script.compute_loss
@@ -147,19 +144,28 @@ class TrainingRun:
             dist.broadcast_object_list(shared)
             (self.weights,) = shared
         config.max_steps = STEPS
-        self.own_train(model, data, config, run, self.between_steps)
+        self.own_train(model, data, config, run, self.now_between_steps)
 
-    def between_steps(self, *args):
-        """Prepares the next step: train() asks for the time before and after each one."""
-        if self.micro_batches:
-            self.steps += 1
-        if self.steps == STEPS and self.directions and not self.derivatives:
+    def now_between_steps(self, *args):
+        """Returns the time, for which train() asks before and after each step."""
+        if self.micro_batches:  # a step has been made since the last time
+            self.end_step()
+        self.begin_step()
+        return self.now(*args)
+
+    def end_step(self) -> None:
+        """Counts a step; after the last one makes numeric derivatives, of the loss on its batch."""
+        self.steps += 1
+        if self.steps == STEPS and self.directions:
             self.derivatives = derivatives_of(self)
+
+    def begin_step(self) -> None:
+        """Sets the same weights for each step, and forgets the one before, but for the gradients of
+        the last one."""
         self.micro_batches = []
         if self.steps < STEPS:
             self.gradients = {}
         self.set_weights()
-        return self.now(*args)
 
     def compute_loss(self, model, x_BT, y_BT):
         """Returns the loss of a micro-batch, with the same masks in each step."""
@@ -175,11 +181,10 @@ class TrainingRun:
         own = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
         for name, parameter in self.model.named_parameters():
             if id(parameter) in own and parameter.grad is not None:
-                gradient = parameter.grad.detach()
-                if hasattr(gradient, "full_tensor"):  # the rank has a share of it
-                    gradient = gradient.full_tensor()
-                gradient = gradient.clone().double().cpu()
-                self.gradients[name] = gradient if scale is None else gradient / scale.cpu()
+                gradient = whole_copy(parameter.grad)
+                if scale is not None:
+                    gradient = gradient / scale.cpu()
+                self.gradients[name] = gradient
 
     def keep_error(self, error: BaseException, config):
         self.error = error
@@ -251,6 +256,14 @@ def seeded(name: str) -> torch.Generator:
     return torch.Generator().manual_seed(zlib.crc32(name.encode()))
 
 
+def whole_copy(gradient: torch.Tensor) -> torch.Tensor:
+    """Returns a copy in float64 on the CPU, of all ranks' shares where each has one."""
+    gradient = gradient.detach()
+    if hasattr(gradient, "full_tensor"):
+        gradient = gradient.full_tensor()
+    return gradient.clone().double().cpu()
+
+
 def starting_weights(model, given: dict | None) -> dict[str, torch.Tensor]:
     """Returns the given weights, or the model's own with something added, so that none is zero; all
     are numbers that bfloat16 has."""
@@ -260,10 +273,18 @@ def starting_weights(model, given: dict | None) -> dict[str, torch.Tensor]:
         if given and name in given and given[name].shape == value.shape:
             value = given[name]
         else:
-            share = 0.1 if value.dim() < 2 else 0.3 / value.shape[-1] ** 0.5
-            value = value + share * torch.randn(value.shape, generator=seeded(name))
+            value = value + offset_of(name, value.shape)
         weights[name] = value.bfloat16().float()
     return weights
+
+
+def offset_of(name: str, shape: torch.Size) -> torch.Tensor:
+    """Returns what is added to a tensor's own starting values: about as large as weights are after
+    some training."""
+    size = 0.1  # of biases and the scales of LayerNorm
+    if len(shape) > 1:
+        size = 0.3 / shape[-1] ** 0.5
+    return size * torch.randn(shape, generator=seeded(name))
 
 
 def canonical(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -280,52 +301,47 @@ def canonical(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def compared(comparison: str, own: dict, other: dict) -> dict:
-    """Returns the event of a comparison of gradients. A tensor that one lacks counts as 0."""
-    tensors = {}
-    for name in sorted(other.keys() | own.keys()):
-        zeros = torch.zeros_like(own[name] if name in own else other[name])
-        a, b = own.get(name, zeros), other.get(name, zeros)
-        size, expected = max(a.norm().item(), TINY), max(b.norm().item(), TINY)
-        tensors[name] = [
-            (a - b).norm().item() / expected,
-            (a * b).sum().item() / (size * expected),
-            size / expected,
-        ]
+    """Returns the event of a comparison of gradients."""
+    tensors = numeric.distances(own, other)
     return dict(event="gradients", comparison=comparison, tensors=tensors)
 
 
 def derivatives_of(run: TrainingRun) -> dict:
     """Returns the event of numeric derivatives beside autograd's."""
     noise = noise_of(run)
-    directions: dict[str, list] = {}
-    for name, value in run.weights.items():
-        size = value.square().mean().sqrt().item()
-        gradient = run.gradients.get(name, torch.zeros(value.shape, dtype=torch.float64))
-        slope = size * gradient.norm().item()  # of a random direction, about
-        step = min(LARGEST_STEP, CHANGE / max(slope, TINY))
-        directions[name] = []
-        for number in range(run.directions):
-            direction = size * torch.randn(value.shape, generator=seeded(f"{name} {number}"))
-            by_autograd = (gradient * direction).sum().item()
-            towards = partial(loss_towards, run, {name: direction})
-            numeric = most_certain(towards, step, noise, CERTAIN * slope)
-            directions[name].append([*numeric, by_autograd])
+    directions = {
+        name: [derivative_of(run, name, number, noise) for number in range(run.directions)]
+        for name in run.weights
+    }
     return dict(event="gradients", comparison="dropout", directions=directions, loss_noise=noise)
 
 
+def derivative_of(run: TrainingRun, name: str, number: int, noise: float) -> list[float]:
+    """Returns [numeric derivative, its uncertainty, by autograd] along a tensor's random direction
+    of that number."""
+    value = run.weights[name]
+    gradient = run.gradients.get(name, torch.zeros(value.shape, dtype=torch.float64))
+    size = value.square().mean().sqrt().item()
+    direction = size * torch.randn(value.shape, generator=seeded(f"{name} {number}"))
+    usual = size * gradient.norm().item()  # the slope of a random direction, about
+    towards = partial(loss_towards, run, {name: direction})
+    estimate = numeric.derivative_along(towards, usual, noise)
+    return [*estimate, (gradient * direction).sum().item()]
+
+
 def noise_of(run: TrainingRun) -> float:
-    """Returns the standard deviation of the loss by rounding alone; at least that of its last
-    digit."""
-    losses = [run.loss_at(jitter(run.weights, number)) for number in range(JITTERS)]
-    return max(np.std(losses, ddof=1), np.spacing(np.float32(losses[0])) / 12**0.5).item()
+    """Returns the standard deviation of the loss by rounding alone."""
+    offsets = [jitter(run.weights, number) for number in range(numeric.JITTERS)]
+    return numeric.noise([run.loss_at(offset) for offset in offsets])
 
 
 def jitter(weights: dict[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
     """Returns offsets that are tiny relative to the weights; each number has others."""
-    return {
-        name: JITTER * value * torch.randn(value.shape, generator=seeded(f"{name} jitter {number}"))
-        for name, value in weights.items()
-    }
+    offsets = {}
+    for name, value in weights.items():
+        noise = torch.randn(value.shape, generator=seeded(f"{name} jitter {number}"))
+        offsets[name] = numeric.JITTER * value * noise
+    return offsets
 
 
 def loss_towards(run: TrainingRun, direction: dict[str, torch.Tensor], distance: float) -> float:
@@ -467,13 +483,17 @@ def worst_of(ranks: tuple[dict, ...]) -> dict:
 
 def error_of(comparison: list[float]) -> float:
     """Returns how far a tensor's gradient is off; infinite where it isn't a number."""
-    return comparison[0] if comparison[0] >= 0 else np.inf
+    return or_infinite(comparison[0])
 
 
 def distance_of(directions: list[list[float]]) -> float:
     """Returns how far a tensor's derivatives are off; infinite where they aren't numbers."""
-    distance = sum(abs(numeric - autograd) for numeric, _, autograd in directions)
-    return distance if distance >= 0 else np.inf
+    return or_infinite(sum(abs(numeric - autograd) for numeric, _, autograd in directions))
+
+
+def or_infinite(distance: float) -> float:
+    """Returns a distance; infinity in place of NaN, which max() may pass over."""
+    return np.inf if np.isnan(distance) else distance
 
 
 def shortened(event: dict) -> str:
@@ -510,10 +530,11 @@ def parse() -> argparse.Namespace:
         "options", nargs=argparse.REMAINDER, help="its own options, --results-dir among them"
     )
     args = parser.parse_args()
-    own = argparse.ArgumentParser(allow_abbrev=False)
-    own.add_argument("--device", default="cpu")
-    own.add_argument("--results-dir", type=Path, required=True)
-    args, args.options = own.parse_known_args(args.options, args)
+    # Of the script's own options these two are read here, and others left as they are.
+    known = argparse.ArgumentParser(allow_abbrev=False)
+    known.add_argument("--device", default="cpu")
+    known.add_argument("--results-dir", type=Path, required=True)
+    _, args.options = known.parse_known_args(args.options, namespace=args)
     return args
 
 

@@ -29,14 +29,16 @@ def this_machine() -> dict:
     built with, or None; `ram_gb` is the host's memory in GB (1024³ bytes), or None; `dtype` is the
     type that the optimized scripts train in here, "bfloat16" or "float32", with its reason."""
     os.environ["LC_ALL"] = "C"  # so that the system's description isn't translated
-    gpus = gpu_count()
     cpu = machine.cpu_name(collect_env.get_cpu_info(collect_env.run) or "")
     gpu, build = first_gpu(), torch_build()
+    device, name, driver, capability = "cpu", cpu.partition(" (family ")[0], None, None
+    if gpu:
+        device, name, driver, capability = "cuda", gpu.name, driver_version(), gpu.capability
     dtype, dtype_reason = best_dtype()
     return dict(
-        device="cuda" if gpus else "cpu",
-        gpus=gpus,
-        name=" ".join((gpu.name if gpu else cpu.partition(" (family ")[0]).split()),
+        device=device,
+        gpus=gpu_count(),
+        name=" ".join(name.split()),
         cpu=cpu,
         torch=build.version,
         python=platform.python_version(),
@@ -44,8 +46,8 @@ def this_machine() -> dict:
         threads=torch.get_num_threads(),
         cores=available_cores(),  # which OMP_NUM_THREADS doesn't change
         compiles=compile_error() is None,
-        driver=next(iter(environment.nvidia_smi("driver_version")), None) if gpus else None,
-        capability=gpu.capability if gpu else None,
+        driver=driver,
+        capability=capability,
         cuda=build.cuda,
         ram_gb=machine.ram_gb(),
         dtype=dtype,
@@ -62,6 +64,11 @@ def first_gpu() -> environment.Gpu | None:
     return environment.Gpu(torch.cuda.get_device_name(0), capability)
 
 
+def driver_version() -> str | None:
+    """Returns the version of NVIDIA's driver; None where that doesn't tell."""
+    return next(iter(environment.nvidia_smi("driver_version")), None)
+
+
 def torch_build() -> environment.Build:
     """Returns what this PyTorch was built for; its kernels only where there is a GPU for them."""
     kernels = torch.cuda.get_arch_list() if gpu_count() else []
@@ -72,7 +79,9 @@ def gpu_count() -> int:
     """Returns how many GPUs PyTorch can use. Before CUDA has started it takes the count of NVIDIA's
     library, which has all GPUs where the driver is too old for this PyTorch, and whole ones where
     they are cut up (MIG)."""
-    return 0 if cuda_error() else torch.cuda.device_count()
+    if cuda_error():
+        return 0
+    return torch.cuda.device_count()
 
 
 def cuda_error() -> str:
@@ -89,27 +98,40 @@ def rank_count() -> int:
     return gpu_count() or 2
 
 
+def training_device() -> torch.device:
+    """Returns the device that scripts train on here."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def plus_1_if_compiled(x: torch.Tensor) -> torch.Tensor:
+    if torch.compiler.is_compiling():
+        return x + 1
+    return x
+
+
 @cache
 def compile_error() -> str | None:
     """Returns why torch.compile doesn't work here, in one line; None if it does."""
     try:
-        x = torch.ones(8, device="cuda" if torch.cuda.is_available() else "cpu")
-        compiled = torch.compile(lambda x: x + torch.compiler.is_compiling())(x)
+        zeros = torch.zeros(8, device=training_device())
+        answer = torch.compile(plus_1_if_compiled)(zeros)
     except Exception as error:
         return " ".join(str(error).split("\n")[:2])
-    return None if compiled[0] == 2 else "it is switched off, as by TORCH_COMPILE_DISABLE"
+    if answer[0] == 1:
+        return None
+    return "it is switched off, as by TORCH_COMPILE_DISABLE"
 
 
 def look() -> dict:
     """Returns all that a report says of this machine, and for each thing that is missing how to
     get it; `memory_gb` is that of the GPU, or the RAM."""
     here, compile_fails = this_machine(), compile_error()
-    memory = here["ram_gb"]
+    memory_gb = here["ram_gb"]
     if here["gpus"]:
-        memory = torch.cuda.get_device_properties(0).total_memory / 1024**3
+        memory_gb = torch.cuda.get_device_properties(0).total_memory / 1024**3
     return dict(
         machine=here,
-        memory_gb=memory,
+        memory_gb=memory_gb,
         matmul_peak=matmul_peak(),
         compile_error=compile_fails,
         missing=environment.missing_here(here, compile_fails),
@@ -123,15 +145,15 @@ def free_memory() -> list[int]:
     sizes = []
     for gpu in range(gpu_count()):
         free = torch.cuda.mem_get_info(gpu)[0] // 2**20
-        is_shared = torch.cuda.get_device_properties(gpu).is_integrated
-        sizes.append(3 * free // 4 if is_shared else free)
+        if torch.cuda.get_device_properties(gpu).is_integrated:  # it shares the host's
+            free = 3 * free // 4
+        sizes.append(free)
     return sizes
 
 
 def best_dtype() -> tuple[str, str]:
     """Returns the type that the optimized scripts train in here, and why: 01 itself decides."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return load_script(ROOT / stack.LAST).best_dtype(device)
+    return load_script(ROOT / stack.LAST).best_dtype(training_device())
 
 
 def matmul_peak() -> dict[str, float]:

@@ -26,9 +26,7 @@ import time
 from collections.abc import Container, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 from bench import common
 from bench.catalogue import Run
@@ -39,7 +37,7 @@ from bench.measure.records import NUMBER, Outcome, Record, RecordError, Status
 from gpt_speed import children
 from gpt_speed.common import UserError, listed
 
-# The fields that are read here, and their types.
+# The fields of a measurement's `study` line beside its plan, and their types.
 HEADER = dict(
     id=str,
     study=str,
@@ -52,15 +50,12 @@ HEADER = dict(
     options=list,
     commit=str | None,
 )
-LATER: dict[str, Any] = dict(lengths={})  # fields that older journals lack, with what they are then
 FIELDS = records.FIELDS | {
     "study": HEADER | dict(plan=dict),
     "run": dict(id=str, name=str, round=int, seed=int, source_sha256=str),
     "ran": dict(seconds=NUMBER, outcome=str, error=str | None, matmul_rate=NUMBER | None),
 }
 PATIENCE = 30  # seconds: torchrun gives its ranks as many
-# What besides its script makes a run's results those of another one.
-how_it_runs = attrgetter("options", "variables", "processes", "torchrun", "facts")
 
 
 @dataclass(frozen=True)
@@ -92,8 +87,8 @@ class Measurement:
     results: list[Result] = field(default_factory=list)
     id: str = ""
     study: str = ""
-    kind: str = ""
-    time: str = ""
+    kind: str = ""  # of the plan
+    time: str = ""  # when it began, such as "20261129T035406Z"
     machine: dict = field(default_factory=dict)  # see bench.measure.hardware.this_machine
     # Floating-point operations per second, by precision.
     matmul_peak: dict[str, float] = field(default_factory=dict)
@@ -112,26 +107,28 @@ class Measurement:
         self.ways = {run.name: how_it_runs(run) for run in self.plan.runs}
 
     def resume(self, earlier: "Measurement") -> set[str]:
-        """Takes over what counts of an earlier start: results of the same scripts, options and
-        cores, and how many rounds were planned before speedups could be seen. Returns the names of
-        the runs whose results don't count any more."""
+        """Takes over the results of an earlier start that count here, too, and how many rounds that
+        one had planned. Returns the names of the runs whose results don't count any more."""
         self.ways = earlier.ways | self.ways
-        changed = {name for name, way in earlier.ways.items() if way != self.ways[name]}
-        self.results = [
-            result
-            for result in earlier.results
-            if result.name not in changed and self.is_of_this_script(result)
-        ]
+        self.results = [result for result in earlier.results if self.continues(earlier, result)]
         self.drop(self.names_of_another_length())
-        self.planned = earlier.planned or self.rounds_before_more(earlier)
+        self.planned = earlier.planned
+        if self.planned is None and self.adds_rounds_to(earlier):
+            self.planned = earlier.plan.rounds
         return earlier.names_with_results() - self.names_with_results()
 
-    def rounds_before_more(self, earlier: "Measurement") -> int | None:
-        """Returns how many rounds an earlier start planned, where more were added after speedups
-        could be seen, which takes two rounds with results."""
+    def continues(self, earlier: "Measurement", result: Result) -> bool:
+        """Returns whether a result of an earlier start is of the same script, run in the same
+        way."""
+        is_run_alike = self.ways.get(result.name) == earlier.ways.get(result.name)
+        return is_run_alike and self.is_of_this_script(result)
+
+    def adds_rounds_to(self, earlier: "Measurement") -> bool:
+        """Returns whether rounds are added to an earlier start whose speedups could be seen, which
+        takes two rounds with results."""
         planned, now = earlier.plan.rounds or 1, self.plan.rounds or 1
-        can_be_seen = any(result.round > 1 for result in earlier.results)
-        return planned if can_be_seen and 1 < planned < now else None
+        could_be_seen = any(result.round > 1 for result in earlier.results)
+        return could_be_seen and 1 < planned < now
 
     def is_of_this_script(self, result: Result) -> bool:
         return result.source_sha256 == self.sources.get(result.name)
@@ -181,7 +178,9 @@ class Measurement:
         if self.options != setup.options:
             return "with other options behind --"
         today = data_of(setup.data)
-        return "with other tokens" if self.data and today and self.data != today else None
+        if self.data and today and self.data != today:
+            return "with other tokens"
+        return None
 
     def check_tokens(self, setup: Setup) -> None:
         """Raises UserError where other tokens have taken the place of those measured so far."""
@@ -201,8 +200,8 @@ class Measurement:
         dtype = common.trained_in(self.machine)
         if self.machine["gpus"] or not rates or dtype not in self.matmul_peak:
             return self.matmul_peak
-        usual = max(self.matmul_peak[dtype], rates[3 * len(rates) // 4])
-        return self.matmul_peak | {dtype: usual}
+        of_best_quarter = rates[3 * len(rates) // 4]
+        return self.matmul_peak | {dtype: max(self.matmul_peak[dtype], of_best_quarter)}
 
     def jobs_left(self) -> list[Job]:
         """Returns what is left to run, without runs that failed or aren't tried."""
@@ -216,14 +215,19 @@ class Measurement:
 
     def as_json(self) -> dict:
         """Returns its `study` line."""
-        header = {name: getattr(self, name) for name in (*HEADER, *LATER)}
-        return dict(event="study", **header, plan=self.plan.as_json())
+        header = {name: getattr(self, name) for name in HEADER}
+        return dict(event="study", **header, lengths=self.lengths, plan=self.plan.as_json())
 
     def skipped(self) -> dict[str, Outcome]:
         """Returns why runs aren't tried: they can't run, or by the results of smaller ones."""
         runs, growth = self.plan.runs, self.plan.growth
         if growth is None:
             return {run.name: Outcome(Status.NOT_TRIED, run.error) for run in runs if run.error}
+        return self.skipped_sizes(growth)
+
+    def skipped_sizes(self, growth: Growth) -> dict[str, Outcome]:
+        """Returns why sizes aren't tried: one by its reason, and all larger ones by the same."""
+        runs = self.plan.runs
         without_figures = {result.name for result in self.results if not result.outcome.complete}
         smaller, expected_gb = None, 0.0
         for place, run in enumerate(runs):
@@ -243,6 +247,11 @@ class Measurement:
             if result.name == run.name and result.record
         ]
         return max(sizes, default=expected)
+
+
+def how_it_runs(run: Run) -> tuple:
+    """Returns what besides its script makes a run's results those of another one."""
+    return run.options, run.variables, run.processes, run.torchrun, run.facts
 
 
 def has_words(command: str, words: str) -> bool:
@@ -323,7 +332,7 @@ class JournalReader:
         """Begins a measurement, or continues the one with its id, which then comes last."""
         measurement = Measurement(
             **{name: event[name] for name in HEADER},
-            **{name: event.get(name, default) for name, default in LATER.items()},
+            lengths=event.get("lengths", {}),  # which older journals lack
             folder=self.folder,
             plan=Plan.from_json(event["plan"]),
         )
@@ -353,19 +362,24 @@ def make_result(run: dict, events: list[dict], ran: dict) -> Result:
 def newest(measurements: list[Measurement]) -> list[Measurement]:
     """Returns of each kind the newest measurement that has figures, or else the newest that tells
     why there are none; in the order of their first ones."""
-    by_kind = {measurement.kind: measurement for measurement in measurements}
-    by_kind |= {measurement.kind: measurement for measurement in sorted(measurements, key=rank)}
-    return [measurement for measurement in by_kind.values() if rank(measurement)]
+    by_kind: dict[str, Measurement] = {}
+    for measurement in measurements:
+        best = by_kind.setdefault(measurement.kind, measurement)
+        if what_it_tells(measurement) >= what_it_tells(best):
+            by_kind[measurement.kind] = measurement
+    return [best for best in by_kind.values() if what_it_tells(best)]
 
 
-def rank(measurement: Measurement) -> int:
-    """Returns 2 with figures, 1 with other results, 0 with none. That no run can run is a finding
-    as well."""
+def what_it_tells(measurement: Measurement) -> int:
+    """Returns 2 for figures, 1 for other results, 0 for none. That no run can run is a finding as
+    well."""
     if any(result.outcome.complete for result in measurement.results):
         return 2
     if all(run.error for run in measurement.plan.runs):
         return 2
-    return 1 if measurement.results else 0
+    if measurement.results:
+        return 1
+    return 0
 
 
 def loose_records(folder: Path) -> list[Record]:
@@ -410,8 +424,10 @@ def left_over() -> list[int]:
     """Returns what an earlier start has left and still runs after PATIENCE seconds, in which what
     was killed a moment ago comes to its end."""
     end = time.monotonic() + PATIENCE
-    while (left := children.still_running()) and time.monotonic() < end:
+    left = children.still_running()
+    while left and time.monotonic() < end:
         time.sleep(0.2)
+        left = children.still_running()
     return left
 
 
@@ -419,8 +435,10 @@ def left_over() -> list[int]:
 def measuring(results: Path) -> Iterator[None]:
     """Locks a folder of results, and is `alone`. Raises as that, also where another process
     measures into the folder."""
-    is_build = results.resolve() == common.BUILD.resolve()
-    with nullcontext() if is_build else locked(results), alone():
+    lock: AbstractContextManager[None] = locked(results)
+    if results.resolve() == common.BUILD.resolve():
+        lock = nullcontext()  # `alone` locks that one
+    with lock, alone():
         yield
 
 

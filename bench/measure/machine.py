@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bench import processes
 from bench.common import ELSEWHERE, machine_difference, read_kept, relative, write_whole
+from bench.measure.journal import newest, read_journal
 from gpt_speed.common import UserError
 
 FIELDS = {"machine", "matmul_peak", "memory_gb", "compile_error", "missing"}
@@ -19,19 +20,34 @@ def describe_here() -> dict:
 
 def look_at(results: Path) -> dict:
     """Returns what bench.measure.hardware.look sees here, and keeps it in a folder of results.
-    Raises UserError where that holds another machine's report."""
+    Raises UserError where that holds another machine's report, or a measurement that would stand
+    in this one's."""
     here, kept = describe_here(), read_look(results)
-    if not kept:
-        look = processes.ask_machine("look")
-        write_whole(results / "machine.json", json.dumps(look, indent=1))
-        return look
-    different = machine_difference(kept["machine"], here)
+    different = machine_difference(kept["machine"], here) if kept else None
     if different:
         raise UserError(
             f"{relative(results)} holds the report of another machine or PyTorch"
             f" ({different}); {ELSEWHERE}"
         )
+    foreign = foreign_measurement(results, here)
+    if foreign:
+        raise UserError(f"{foreign}; {ELSEWHERE}")
+    if not kept:
+        look = processes.ask_machine("look")
+        write_whole(results / "machine.json", json.dumps(look, indent=1))
+        return look
     return kept
+
+
+def foreign_measurement(results: Path, machine: dict) -> str | None:
+    """Returns which journal's newest measurement, the one that a page shows, is another machine's,
+    and what differs; None where none is."""
+    for path in sorted(results.glob("*.jsonl")):
+        for measurement in newest(read_journal(path)):
+            different = machine_difference(measurement.machine, machine)
+            if different:
+                return f"{relative(path)} was measured on another machine or PyTorch ({different})"
+    return None
 
 
 def read_look(results: Path) -> dict:

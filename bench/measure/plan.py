@@ -55,6 +55,7 @@ class Plan:
     kind: str = ""  # what sets it apart in its study, such as "gpt2-medium"
     rounds: int | None = None  # (None: as many as the study has)
     tokens: int | None = None  # per process: where losses are compared (None: at a run's end)
+    epochs: int | None = None  # of every run of full length (None: as many as its script has)
     seed_noise: int = 0  # runs of the baseline that each round adds, with new seeds
     order: int | None = None  # the seed of the order of runs in each round (None: as they stand)
     full_length: bool = False  # every run is as long as its script alone, or has `tokens` in all
@@ -70,7 +71,14 @@ class Plan:
 
     def seed_of(self, number: int) -> int:
         """Returns the seed of all runs in round `number`, which counts from 1."""
-        return self.first_seed + (number - 1) * self.new_seeds
+        if self.new_seeds:
+            return self.first_seed + number - 1
+        return self.first_seed
+
+    def noise_seeds(self, number: int) -> range:
+        """Returns the further seeds of the baseline in a round; each round has others."""
+        first = self.first_seed + 1 + (number - 1) * self.seed_noise
+        return range(first, first + self.seed_noise)
 
     def jobs(self) -> list[Job]:
         """Returns what there is to run, in order, by `rounds`. Of two rounds the second one has the
@@ -80,22 +88,23 @@ class Plan:
 
     def jobs_of(self, number: int) -> list[Job]:
         """Returns each run of a round, the baseline with further seeds, too."""
-        seed, further = self.seed_of(number), self.first_seed + 1 + (number - 1) * self.seed_noise
         jobs = []
         for run in self.runnable:
-            jobs.append(Job(run, number, seed))
+            jobs.append(Job(run, number, self.seed_of(number)))
             if run is self.runs[0]:
-                seeds = range(further, further + self.seed_noise)
-                jobs += [Job(run, number, seed) for seed in seeds]
+                jobs += [Job(run, number, seed) for seed in self.noise_seeds(number)]
         return jobs
 
     def in_order(self, number: int, jobs: list[Job]) -> list[Job]:
         """Returns the jobs of round `number` in the order in which they run."""
         if self.order is None:
             return jobs
-        pair, is_second = divmod(number - 1, 2)
-        random.Random(f"{self.order} {1 + 2 * pair}").shuffle(jobs)
-        return jobs[::-1] if is_second else jobs
+        is_second = number % 2 == 0
+        first = number - 1 if is_second else number  # of the two rounds that share an order
+        random.Random(f"{self.order} {first}").shuffle(jobs)
+        if is_second:
+            jobs.reverse()
+        return jobs
 
     @property
     def runnable(self) -> list[Run]:
@@ -109,16 +118,7 @@ class Plan:
 
     def as_json(self) -> dict:
         """Returns it for a journal, with the names of the scripts."""
-        plan, default = asdict(self), asdict(Run("", ""))
-        plan["runs"] = [
-            {
-                name: value.name if isinstance(value, Path) else value
-                for name, value in run.items()
-                if value != default[name]
-            }
-            for run in plan["runs"]
-        ]
-        return plan
+        return asdict(self) | dict(runs=[run_as_json(run) for run in self.runs])
 
     @classmethod
     def from_json(cls, plan: dict) -> "Plan":
@@ -127,6 +127,16 @@ class Plan:
         runs = [run.replace(options=tuple(run.options)) for run in runs]
         growth = Growth(**plan["growth"]) if plan["growth"] else None
         return cls(**plan | dict(runs=runs, growth=growth))
+
+
+def run_as_json(run: Run) -> dict:
+    """Returns the fields of a run that aren't the defaults, its script and Python by name."""
+    default = asdict(Run("", ""))
+    return {
+        name: value.name if isinstance(value, Path) else value
+        for name, value in asdict(run).items()
+        if value != default[name]
+    }
 
 
 @dataclass

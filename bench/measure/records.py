@@ -149,16 +149,22 @@ class Record:
 
     @property
     def device_name(self) -> str:
-        gpu = self.environment["gpu"] if self.config["device"] != "cpu" else None
-        return " ".join((gpu or self.environment["cpu"] or self.config["device"]).split())
+        device = self.config["device"]
+        name = None
+        if device != "cpu":
+            name = self.environment["gpu"]
+        name = name or self.environment["cpu"] or device
+        return " ".join(name.split())
 
     @property
     def precision(self) -> str | None:
         """What matrices were multiplied in: a type, or TF32."""
         dtype = self.config.get("autocast") or self.config.get("dtype")
-        if dtype == "float32" and self.config["device"] == "cuda":
-            return "float32" if self.config.get("matmul_precision") == "highest" else "TF32"
-        return dtype
+        if dtype != "float32" or self.config["device"] != "cuda":
+            return dtype
+        if self.config.get("matmul_precision") == "highest":
+            return "float32"
+        return "TF32"
 
     def val_loss_after(self, tokens: int | None) -> float | None:
         """Returns the validation loss after so many tokens per process, in whole steps, or the last
@@ -194,9 +200,12 @@ def is_right(name: str, value, type_) -> bool:
     an object with such fields, which aren't looked at here."""
     if isinstance(type_, dict):
         return isinstance(value, dict)
-    if isinstance(value, NUMBER):
-        return isinstance(value, type_) and is_number(value, 1 if name in AT_LEAST_1 else 0)
-    return isinstance(value, type_)
+    if not isinstance(value, type_):
+        return False
+    if not isinstance(value, NUMBER):
+        return True
+    least = 1 if name in AT_LEAST_1 else 0
+    return is_number(value, least)
 
 
 def is_number(value, least: float) -> bool:

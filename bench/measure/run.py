@@ -32,6 +32,13 @@ class Resume(Enum):
     REQUIRED = auto()  # that there is none is an error
 
 
+# What else can be done where a measurement can't be continued.
+INSTEAD = {
+    Resume.IF_ANY: ELSEWHERE,
+    Resume.REQUIRED: "without --resume a new one begins",
+}
+
+
 def run_study(
     study: Measurable,
     setup: Setup,
@@ -45,7 +52,7 @@ def run_study(
     A run that fails isn't repeated in later rounds; when the study is resumed, it is tried again.
     Raises UserError, StackError, OSError, Interrupted.
     """
-    runners: dict[str, Runner] = {}
+    runners: dict[str, Runner] = {}  # by the plan's kind
     plans = study.plans(setup)
     try:
         plan = next(plans, None)
@@ -73,55 +80,62 @@ def next_plan(plans: Generator[Plan, Measurement, None], measurement: Measuremen
 
 
 def earlier_measurement(
-    study: Measurable, plan: Plan, setup: Setup, resume: Resume, before: Sequence[Measurement]
+    path: Path, plan: Plan, setup: Setup, resume: Resume, before: Sequence[Measurement]
 ) -> Measurement | None:
-    """Returns what this plan continues: the newest measurement of its kind, unless that is older
-    than the first of those `before` it in the study, on which it depends. Raises UserError where
-    none is there but it is required, or where it was measured in another way."""
+    """Returns what a plan continues, the newest measurement of its kind in a study's journal; None
+    where a new one begins. It isn't older than the first of those `before` it in the study, on
+    which it depends. Raises UserError where nothing is there but it is required, or where it was
+    measured in another way."""
     if resume is Resume.NEVER:
         return None
-    path, is_required = journal_of(setup.results, study.name), resume is Resume.REQUIRED
-    later = measurements_since(before, path)
-    if is_required and not later:
+    measured = measurements_since(before, path)
+    if resume is Resume.REQUIRED and not measured:
         raise UserError(f"nothing to resume in {relative(path)}", 2)
-    different, newest = None, newest_of_kind(plan.kind, later)
-    if newest:
-        different = newest.differs_from(setup) or other_settings(newest.plan, plan)
-    elif is_required:
-        different = other_kinds(before, later)
+    earlier = newest_of_kind(plan.kind, measured)
+    if earlier:
+        different = earlier.differs_from(setup) or other_settings(earlier.plan, plan)
+    elif resume is Resume.REQUIRED:
+        different = other_kinds(before, measured)
+    else:
+        return None
     if different:
-        instead = "without --resume a new one begins" if is_required else ELSEWHERE
-        raise UserError(f"can't resume {relative(path)}: it was measured {different}; {instead}", 2)
-    return newest
+        reason = f"it was measured {different}; {INSTEAD[resume]}"
+        raise UserError(f"can't resume {relative(path)}: {reason}", 2)
+    return earlier
 
 
 def measurements_since(before: Sequence[Measurement], path: Path) -> list[Measurement]:
     """Returns what a journal holds that is as new as the first of those `before`; all without."""
-    began = before[0].time if before else ""
-    return [measurement for measurement in read_journal(path) if measurement.time >= began]
+    measurements = read_journal(path)
+    if not before:
+        return measurements
+    return [measurement for measurement in measurements if measurement.time >= before[0].time]
 
 
 def newest_of_kind(kind: str, measurements: list[Measurement]) -> Measurement | None:
     same_kind = [measurement for measurement in measurements if measurement.kind == kind]
-    return same_kind[-1] if same_kind else None
+    if not same_kind:
+        return None
+    return same_kind[-1]
 
 
 def other_kinds(before: Sequence[Measurement], later: list[Measurement]) -> str | None:
     """Returns what differs where other kinds of plans than those of this study came `later`, as
     with other --names; None where none did."""
-    others = {measurement.kind for measurement in later} - {one.kind for one in before}
-    return "with other options of the study" if others else None
+    own = {measurement.kind for measurement in before}
+    if all(measurement.kind in own for measurement in later):
+        return None
+    return "with other options of the study"
 
 
 def other_settings(earlier: Plan, plan: Plan) -> str | None:
     """Returns the first field in which a plan differs from an earlier one, though it mustn't; None
     if there is none."""
     names = [field.name for field in fields(plan) if field.name not in MAY_DIFFER]
-    others = [name for name in names if getattr(earlier, name) != getattr(plan, name)]
-    epochs = {run.name: run.epochs for run in earlier.runs}
-    if any(run.epochs != epochs.get(run.name, run.epochs) for run in plan.runs):
-        others.append("epochs")
-    return f"with other settings: {others[0]}" if others else None
+    for name in names:
+        if getattr(earlier, name) != getattr(plan, name):
+            return f"with other settings: {name}"
+    return None
 
 
 def new_measurement(study: Measurable, plan: Plan, setup: Setup) -> Measurement:
@@ -164,7 +178,7 @@ class Runner:
         self.has_begun = False  # whether the journal has its measurement, to be resumed
         self.configs: dict[str, dict] = {}  # of each run; {} where nothing is left to run
         self.lengths: dict[str, Length] = {}  # of the same runs
-        earlier = earlier_measurement(study, plan, setup, resume, before)
+        earlier = earlier_measurement(self.path, plan, setup, resume, before)
         if earlier:
             earlier.retry_failures()
         self.measurement = earlier or new_measurement(study, plan, setup)
@@ -265,6 +279,19 @@ class Runner:
         _, seconds = sizing.estimate_later(self.study, self.setup, plan, rounds, peak)
         return seconds
 
+    def print_commands(self) -> None:
+        """Prints a command of each run that is left, how often it runs, and what can't run."""
+        jobs = self.measurement.jobs_left()
+        for run in self.measurement.plan.runs:
+            own = [job for job in jobs if job.run.name == run.name]
+            if run.error:
+                print(f"not run: {run.label}: {run.error}")
+            elif own:
+                length, scratch = self.lengths[run.name], BUILD / "scratch"
+                command = command_of(self.study, own[0], self.setup, length, scratch)
+                typed = as_typed(command, run, run.python or "python")
+                print(f"{counted(len(own), 'run')}: {typed}")
+
     def describe(self, job: Job, result: Result) -> str:
         """Returns what a run brought; where a GPU's memory ran out, also what to type."""
         plan, answer = self.measurement.plan, str(result.outcome)
@@ -294,18 +321,13 @@ def dry_run(study: Measurable, setup: Setup, rounds: int | None, resume: Resume)
     peak = peak_of_before(setup)
     runner = Runner(study, first, setup, resume)
     runner.prepare(first, rounds, peak)
+    runner.print_commands()
     jobs = runner.measurement.jobs_left()
-    for run in runner.measurement.plan.runs:
-        own = [job for job in jobs if job.run.name == run.name]
-        if run.error:
-            print(f"not run: {run.label}: {run.error}")
-        elif own:
-            length = runner.lengths[run.name]
-            command = command_of(study, own[0], setup, length, BUILD / "scratch")
-            print(f"{counted(len(own), 'run')}: {as_typed(command, run)}")
     later, seconds = sizing.estimate_later(study, setup, first, rounds, peak)
-    left = runner.seconds_of(jobs, seconds)
-    print(f"{len(jobs) + later} runs, {f'about {in_words(left)}' if peak else 'no estimate yet'}")
+    estimate = "no estimate yet"
+    if peak:
+        estimate = f"about {in_words(runner.seconds_of(jobs, seconds))}"
+    print(f"{len(jobs) + later} runs, {estimate}")
 
 
 def peak_of_before(setup: Setup) -> dict[str, float]:

@@ -36,6 +36,7 @@ OWN_OPTIONS = {
 }
 WITHOUT_END = ("--epochs", 10**6)  # for a run that ends by its tokens, or at its target
 START_SECONDS = {"cuda": 40, "cpu": 10}  # until a run trains, about, whether it compiles or not
+RATE_SECONDS = 5  # about, in which the machine's matmul rate is measured after each run
 DEMO_TOKENS = 40_960  # that a whole script trains on a CPU, by its own limit
 FLOAT32_SHARE = 0.5  # of the peak of matmuls that training in float32 reaches, about
 UNKNOWN_SPEED = 20_000  # tok/sec, where nothing is known of the machine or the script
@@ -128,12 +129,11 @@ def lengths_of(
     matmul_peak: dict,
 ) -> dict[str, Length]:
     """Returns how long each run trains that has a configuration, by its name."""
-    runs = [run for run in plan.runs if run.name in configs]
-    steps = {run.name: steps_of(run, plan, configs[run.name]) for run in runs}
-    if not plan.growth:
-        steps = dict.fromkeys(steps, max(steps.values(), default=0))
+    steps = steps_by_run(plan, configs)
     lengths = {}
-    for run in runs:
+    for run in plan.runs:
+        if run.name not in configs:
+            continue
         config = configs[run.name]
         if plan.full_length:
             tokens, options = whole_script(run, plan, setup, config)
@@ -142,6 +142,16 @@ def lengths_of(
         speed = expected_speed(run, matmul_peak, setup.machine, config)
         lengths[run.name] = Length(options, START_SECONDS[setup.device] + tokens / speed)
     return lengths
+
+
+def steps_by_run(plan: Plan, configs: dict[str, dict]) -> dict[str, int]:
+    """Returns how many steps each run has that has a configuration, by its name: all as many, so
+    that they can be compared, unless sizes grow."""
+    runs = [run for run in plan.runs if run.name in configs]
+    steps = {run.name: steps_of(run, plan, configs[run.name]) for run in runs}
+    if plan.growth or not steps:
+        return steps
+    return dict.fromkeys(steps, max(steps.values()))
 
 
 def steps_of(run: Run, plan: Plan, config: dict) -> int:
@@ -157,20 +167,24 @@ def some_steps(run: Run, plan: Plan, config: dict, steps: int) -> tuple[int, tup
     compared_at = comparison_point((plan.tokens or 0) * run.processes, per_step)
     tokens = max(compared_at, steps * per_step)
     # Log lines come after 1, 1 + eval_freq, 1 + 2 * eval_freq ... steps.
-    eval_freq = compared_at // per_step - 1 or tokens // per_step
+    eval_freq = compared_at // per_step - 1
+    if eval_freq < 1:  # losses are compared after the first step
+        eval_freq = tokens // per_step
     return tokens, ("--max-tokens", tokens, "--eval-freq", eval_freq, *WITHOUT_END)
 
 
 def whole_script(run: Run, plan: Plan, setup: Setup, config: dict) -> tuple[int, tuple]:
     """Returns the tokens, about, and the options of a run that is as long as its script, or has the
-    plan's tokens."""
+    plan's epochs or tokens."""
     tokens = DEMO_TOKENS
     options: tuple = ()
+    if plan.epochs:
+        options += ("--epochs", plan.epochs)
     if plan.tokens:
         tokens = plan.tokens * run.processes
         options += ("--max-tokens", tokens)
     elif setup.device == "cuda":
-        tokens = config["epochs"] * tokens_per_epoch(setup.data)
+        tokens = (plan.epochs or config["epochs"]) * tokens_per_epoch(setup.data)
     if plan.log_tokens:
         log_steps = plan.log_tokens // tokens_per_step(config, run.processes)
         options += ("--eval-freq", max(1, log_steps))
@@ -189,9 +203,12 @@ def expected_speed(run: Run, matmul_peak: dict, machine: dict, config: dict) -> 
     """Returns about how many tok/sec a run makes, within a factor of three: by this machine's peak
     of matmuls in the type that is trained in, of which an A100 reaches the share that the published
     speed says, and float32 about half. Each GPU has that peak; the ranks of a CPU share it."""
-    dtype, units = trained_in(machine), run.processes if machine["gpus"] else 1
+    dtype = trained_in(machine)
+    peak = matmul_peak.get(dtype, 0)
+    if machine["gpus"]:
+        peak *= run.processes
     share = FLOAT32_SHARE if dtype == "float32" else share_of_a100(run)
-    return units * share * matmul_peak.get(dtype, 0) / flops_per_token(config) or UNKNOWN_SPEED
+    return share * peak / flops_per_token(config) or UNKNOWN_SPEED
 
 
 def share_of_a100(run: Run) -> float:
@@ -209,20 +226,28 @@ def seconds_left(
     jobs: list[Job], results: list[Result], lengths: dict[str, Length], later: float = 0
 ) -> float:
     """Returns the seconds of some jobs by the median time of each run's results; of a run without
-    results, and of what comes `later`, by estimate, corrected by how far the others' were off."""
-    seconds: dict[str, list[float]] = {}
-    for result in results:
-        seconds.setdefault(result.name, []).append(result.seconds)
-    medians = {name: median(values) for name, values in seconds.items()}
+    results, and of what comes `later`, by estimate, corrected by how far the others' were off. What
+    is measured after each run takes time, too."""
+    medians = median_seconds(results)
     over_estimate = [
         middle / lengths[name].seconds for name, middle in medians.items() if name in lengths
     ]
     correction = median(over_estimate or [1])
     total = correction * later
     for job in jobs:
-        name = job.run.name
-        total += medians[name] if name in medians else correction * lengths[name].seconds
+        seconds = medians.get(job.run.name)
+        if seconds is None:
+            seconds = correction * lengths[job.run.name].seconds
+        total += seconds + RATE_SECONDS
     return total
+
+
+def median_seconds(results: list[Result]) -> dict[str, float]:
+    """Returns the median time of each run's results, by its name."""
+    seconds: dict[str, list[float]] = {}
+    for result in results:
+        seconds.setdefault(result.name, []).append(result.seconds)
+    return {name: median(values) for name, values in seconds.items()}
 
 
 def estimate_later(
@@ -247,7 +272,9 @@ def in_words(seconds: float) -> str:
     """Writes seconds as "89 s", "2 min" or "2.0 h"."""
     if seconds >= 7200:
         return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+    if seconds >= 90:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.0f} s"
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from bench.predict.store import fitting, predict, program_of
 from gpt_speed.common import UserError
 
 OF_00, OF_01 = "8", "32"  # the published batch sizes, as plans and journals have them
+BATCH_OF = {"00": OF_00, "01": OF_01, "02": OF_01}
 PUBLISHED = {OF_00: "0", OF_01: "10-batch-size"}  # the first script with each size
 LOADED = 300  # MiB that kernels and libraries still take of what is free
 
@@ -66,16 +67,23 @@ def largest_batches(setup: Setup, free: int, composed: bool) -> dict[str, int]:
 
 def scripts_to_fit(setup: Setup, composed: bool) -> dict[str, tuple[str, list[str]]]:
     """Returns by the published batch size the script that is predicted, with its options."""
-    options = setup.options
-    model = [] if has_option("--model", options) else ["--model", "gpt2"]
+    options, model = setup.options, []
+    if not has_option("--model", options):
+        model = ["--model", "gpt2"]
     # 00 has nothing to compile.
     of_00 = [word for word in options if word not in ("--compile", "--no-compile")]
-    larger, dtype = PUBLISHED[OF_01], []
-    if composed and in_float16(setup.machine, options):
-        larger = FLOAT16
-    elif trained_in(setup.machine) == "float32" and not has_option("--dtype", options):
-        dtype = ["--dtype", "float32"]
+    larger, dtype = larger_to_fit(setup, composed)
     return {
         OF_00: (PUBLISHED[OF_00], [*model, *of_00]),
         OF_01: (larger, [*model, *dtype, *options]),
     }
+
+
+def larger_to_fit(setup: Setup, composed: bool) -> tuple[str, list[str]]:
+    """Returns the script of the larger batch, and the options of the type that the machine trains
+    it in."""
+    if composed and in_float16(setup.machine, setup.options):
+        return FLOAT16, []
+    if trained_in(setup.machine) == "float32" and not has_option("--dtype", setup.options):
+        return PUBLISHED[OF_01], ["--dtype", "float32"]
+    return PUBLISHED[OF_01], []

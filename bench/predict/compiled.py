@@ -9,6 +9,7 @@ fusions, and so some temporaries, may differ from a GPU's.
 import copy
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import NamedTuple
 
 import sympy
@@ -118,10 +119,18 @@ def program(graph, inputs: list, is_backward: bool) -> Callable:
     }
     with replaced(without_code):
         source = source_of(graph, inputs, is_backward)
-    names = {"__name__": "compiled", **kernels}
-    exec(source, names)
-    names["empty_strided_cpu"], names["assert_size_stride"] = empty_on_meta, any_layout
-    return names["call"]
+    return call_in(source, kernels)
+
+
+def call_in(source: str, kernels: dict[str, Callable]) -> Callable:
+    """Returns the function `call` of the text of a program, which calls these kernels."""
+    module = ModuleType("compiled")
+    vars(module).update(kernels)
+    exec(source, vars(module))
+    # What the program has imported by these names.
+    module.empty_strided_cpu = empty_on_meta
+    module.assert_size_stride = any_layout
+    return module.call
 
 
 # ---- The two graphs of a model
@@ -261,4 +270,6 @@ def compile_only_models(model, mode="default", backend="inductor", options=None,
     owner = getattr(model, "__self__", None)
     if isinstance(owner, nn.Module):  # whose method nn.Module.compile passes
         return Compiled(owner)
-    return Compiled(model) if isinstance(model, nn.Module) else model
+    if isinstance(model, nn.Module):
+        return Compiled(model)
+    return model

@@ -64,7 +64,9 @@ def attention(
 def dropout(x, p=0.5, training=True, inplace=False):
     if not is_meta(x):
         return real_dropout(x, p, training, inplace)
-    return aten.native_dropout(x, p, True)[0] if training and p else x
+    if not training or not p:
+        return x
+    return aten.native_dropout(x, p, True)[0]
 
 
 def linear(x, weight, bias=None):

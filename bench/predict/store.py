@@ -91,8 +91,9 @@ class Prediction(NamedTuple):
         if self.tok_per_sec(batch, card):
             return speed.UNCHECKED
         precision = speed.missing_precision(self.steps[TRACED[0]], card)
-        # Every GPU computes in float32; how fast one by --memory does isn't known.
-        return "float32 speed unknown" if precision == "float32" else f"not in {precision}"
+        if precision == "float32":  # every GPU computes in it; one of --memory has no speed
+            return "float32 speed unknown"
+        return f"not in {precision}"
 
     def minutes(self, batch: int, card: Card) -> float | None:
         """Returns the minutes of the published epochs on the book."""
@@ -110,17 +111,20 @@ def fitting(
 ) -> int:
     """Returns the largest of BATCHES, or `batch` instead, if it fits a card with this many MiB, of
     which `others` are left free; 0 where none does."""
-    sizes = [batch] if batch else BATCHES
+    sizes = BATCHES
+    if batch:
+        sizes = [batch]
     fits = [size for size in sizes if size in needs and needs[size].minimum <= mib - others]
     return max(fits, default=0)
 
 
 def span(low: float, high: float) -> str:
     """Writes a range of figures, with decimals by its upper end."""
+    places = 2
     if high >= 10:
         places = 0
-    else:
-        places = 1 if high >= 1 else 2
+    elif high >= 1:
+        places = 1
     return f"{low:,.{places}f}–{high:,.{places}f}"
 
 
@@ -155,7 +159,9 @@ def predict(
     which have to be traced one by one, only if a card of `smallest` MiB is too small for these.
     Unless `retrace`, a prediction stored in `results` or results/reference is returned as it is,
     also where the script has changed since, if it has these sizes. Raises UserError."""
-    stored = None if retrace else load(program.key, results, REFERENCE)
+    stored = None
+    if not retrace:
+        stored = load(program.key, results, REFERENCE)
     prediction = stored or traced(program)
     is_small = smallest is not None and smallest < prediction.needs[TRACED[0]].minimum
     missing = sorted(sizes_wanted(is_small, batch) - prediction.needs.keys())
@@ -172,7 +178,9 @@ def predict(
 def sizes_wanted(is_small: bool, batch: int | None) -> set[int]:
     """Returns those of BATCHES that a prediction is made for, on a small card all, and `batch`."""
     sizes = {size for size in BATCHES if is_small or size > TRACED[0]}
-    return sizes | {batch} if batch else sizes
+    if batch:
+        sizes.add(batch)
+    return sizes
 
 
 def traced_needs(
@@ -300,8 +308,8 @@ def strip(node: ast.AST) -> None:
     match node:
         case ast.Module() | ast.ClassDef() | ast.FunctionDef():
             node.body = [line for line in node.body if not is_text(line)]
-        case ast.Call(func=ast.Name(id="option")):
-            node.args[1:2] = []  # option(default, help text, ...)
+        case ast.Call(func=ast.Name(id="add"), args=[ast.Constant(), ast.Constant(), *_]):
+            node.args[1:2] = []  # add("--flag", help text, ...)
         case ast.JoinedStr():  # 3.12.1 adds empty texts to the formats of f-strings
             node.values = [part for part in node.values if getattr(part, "value", None) != ""]
 
@@ -319,7 +327,9 @@ def plain(node):
             name: plain(value) for name, value in ast.iter_fields(node) if value not in ([], None)
         }
         return {type(node).__name__: fields}
-    return [plain(part) for part in node] if isinstance(node, list) else repr(node)
+    if isinstance(node, list):
+        return [plain(part) for part in node]
+    return repr(node)
 
 
 def load(key: str, *folders: Path) -> Prediction | None:

@@ -13,6 +13,7 @@ import json
 import sys
 import warnings
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -146,12 +147,29 @@ class Recorder(TorchDispatchMode):
         """Is called after each step of an optimizer."""
         self.updates -= 1
 
+    @contextlib.contextmanager
+    def watching_updates(self) -> Iterator[None]:
+        """Records what is done until its end, and when optimizers do it."""
+        with (
+            self,
+            register_optimizer_step_pre_hook(self.begin_update),
+            register_optimizer_step_post_hook(self.end_update),
+        ):
+            yield
+
+    def work_of(self, part: str) -> dict[tuple, Work]:
+        """Returns what was done in one of PARTS. Raises NotImplementedError where the script didn't
+        look at its clock as often."""
+        if len(self.work) != len(PARTS):
+            raise NotImplementedError("its loop takes the time in another way than 00's")
+        return self.work[PARTS.index(part)]
+
     def add_kernel(self, name: str, kernel: Kernel) -> None:
         """Counts an operator's kernel, whose matmuls may be rounded to TF32."""
         precision = kernel.precision
         if precision == "float32" and torch.get_float32_matmul_precision() != "highest":
             precision = "TF32"
-        kind = self.kind_of(name, kernel.tensors, kernel.flops)
+        kind = self.kind_of(name, kernel.tensors, is_matmul=kernel.flops > 0)
         self.add_work(Work(kind, precision, kernel.is_aligned, 1, kernel.flops, kernel.size))
 
     def add_compiled_kernel(self, updated: int, *args) -> None:
@@ -159,7 +177,8 @@ class Recorder(TorchDispatchMode):
         or both of the first `updated`."""
         tensors = [x for x in args if is_meta(x)]
         size = bytes_of(*tensors, *tensors[:updated])
-        self.add_work(Work(self.kind_of("", tensors, flops=0), "", True, kernels=1, size=size))
+        kind = self.kind_of("", tensors, is_matmul=False)
+        self.add_work(Work(kind, "", True, kernels=1, size=size))
 
     def add_work(self, work: Work) -> None:
         """Adds to the work of the same kind, precision and alignment in this part."""
@@ -171,19 +190,21 @@ class Recorder(TorchDispatchMode):
             size=total.size + work.size,
         )
 
-    def kind_of(self, name: str, tensors: list[torch.Tensor], flops: int) -> str:
+    def kind_of(self, name: str, tensors: list[torch.Tensor], is_matmul: bool) -> str:
         """Returns the one of speed.KINDS that a kernel belongs to, by its operator's name and the
         shapes of its tensors: "head" is the matmul with the vocabulary, "products" are those of the
         other linear layers."""
         if self.updates:
             return "optimizer"
-        if flops and any(map(self.has_vocabulary, tensors)):
+        if is_matmul and any(map(self.has_vocabulary, tensors)):
             return "head"
         if any(map(self.is_logits, tensors)):
             return "loss"
-        if "attention" in name or any(self.is_scores(x, name) for x in tensors):
+        if self.is_attention(name, tensors):
             return "attention"
-        return "products" if flops else "rest"
+        if is_matmul:
+            return "products"
+        return "rest"
 
     def has_vocabulary(self, tensor: torch.Tensor) -> bool:
         return self.config.vocab_size in tensor.shape
@@ -191,6 +212,9 @@ class Recorder(TorchDispatchMode):
     def is_logits(self, tensor: torch.Tensor) -> bool:
         """Returns whether it is (..., V); the embedding's and the head's weights are (V, C)."""
         return tensor.shape[-1:] == (self.config.vocab_size,)
+
+    def is_attention(self, name: str, tensors: list[torch.Tensor]) -> bool:
+        return "attention" in name or any(self.is_scores(tensor, name) for tensor in tensors)
 
     def is_scores(self, tensor: torch.Tensor, name: str) -> bool:
         """Returns whether it is attention's scores, (B, H, T, T), or in bmm (B * H, T, T)."""
@@ -224,6 +248,7 @@ def configure(module, options: list[str], batch: int):
     """Returns a script's Config for what is traced: STEPS steps, and after the first and the last
     one an evaluation of one batch of each text; where the script may choose its type, in bfloat16.
     Raises ValueError for a step that is too large."""
+    module.set_up_process()
     config = module.configure(["--device", "cpu", *options, "--batch-size", str(batch)])
     tokens = tokens_of_step(config)
     if tokens > MOST_TOKENS:
@@ -233,7 +258,7 @@ def configure(module, options: list[str], batch: int):
     config.max_tokens = None
     config.target_loss = -1  # is never reached
     config.eval_freq = 99  # more than STEPS
-    config.eval_windows = 8 * getattr(module, "WORLD_SIZE", 1)  # of which each rank has its share
+    config.eval_windows = 8 * getattr(config, "world_size", 1)  # of which each rank has its share
     if getattr(config, "dtype", None) == "auto":
         config.dtype, config.dtype_reason = "bfloat16", "predicted"
     return config
@@ -265,21 +290,13 @@ def trace(module, options: list[str], batch: int) -> dict:
     module.can_compile = can_compile
     with torch.device("meta"):
         model = module.GPTModel(config)
-    data = make_data(module, config)
     recorder = Recorder(config)
     run = TracedRun(recorder)
-    with (
-        recorder,
-        register_optimizer_step_pre_hook(recorder.begin_update),
-        register_optimizer_step_post_hook(recorder.end_update),
-    ):
-        module.train(model, data, config, run, recorder.now)
-    if len(recorder.work) != len(PARTS):
-        raise NotImplementedError("its loop takes the time in another way than 00's")
-    step = recorder.work[PARTS.index(LAST_STEP)]
+    with recorder.watching_updates():
+        module.train(model, make_data(module, config), config, run, recorder.now)
     return dict(
         events=run.events,
-        step=[*step.values()],
+        step=[*recorder.work_of(LAST_STEP).values()],
         tokens=tokens_of_step(config),
         flops_per_token=module.count_parameters(model, config)["flops_per_token"],
     )

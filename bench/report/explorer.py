@@ -12,6 +12,7 @@ from gpt_speed.cards import CARDS, Card
 from patches import stack
 
 MODELS = "gpt2", *reference.LARGER
+COMPOSED = "my.py"  # the file of a composed script
 
 
 def choices() -> dict[str, Run]:
@@ -46,23 +47,47 @@ class Use(NamedTuple):
 
 def use_of(name: str, run: Run) -> Use:
     """Returns how one comes to a script of choices()."""
-    script, compose = str(run.script), "python patches/stack.py compose"
     if name in STAGES:
-        return Use("The scripts", [], STAGES[name])
+        return Use("The scripts", make=[], train=STAGES[name])
     if run.number is not None:
-        file = (stack.WRITTEN / stack.file_of(script)).as_posix()
-        make = [f"python patches/stack.py write {script}"]
-        return Use("The ladder", make, f"{file} --data data", f" --techniques {run.number}")
+        return use_in_ladder(run)
     if run.processes == 1:
-        make, train = [f"{compose} {script} --out my.py"], " ".join(["my.py", *run.options])
-        return Use("Variants of 01", make, train, f' --variants "{run.label}"')
-    return Use("", [f"{compose} {FLOAT16} --base 02 --out my.py"], "my.py")
+        return use_of_variant(run)
+    return Use("", make=[composing(f"{FLOAT16} --base 02")], train=COMPOSED)
+
+
+def use_in_ladder(run: Run) -> Use:
+    """Returns how one comes to the script after a technique."""
+    file = (stack.WRITTEN / stack.file_of(str(run.script))).as_posix()
+    return Use(
+        "The ladder",
+        make=[f"python patches/stack.py write {run.script}"],
+        train=f"{file} --data data",
+        predict=f" --techniques {run.number}",
+    )
+
+
+def use_of_variant(run: Run) -> Use:
+    """Returns how one comes to a variant of 01, with its options."""
+    return Use(
+        "Variants of 01",
+        make=[composing(str(run.script))],
+        train=" ".join([COMPOSED, *run.options]),
+        predict=f' --variants "{run.label}"',
+    )
+
+
+def composing(variants: str) -> str:
+    """Returns the command that composes a script."""
+    return f"python patches/stack.py compose {variants} --out {COMPOSED}"
 
 
 def script_data(name: str, run: Run, predictions: dict[str, Prediction]) -> dict:
     """Returns what the page has of a script, with its memory by model and batch size."""
     use = use_of(name, run)
-    start = f"torchrun --nproc_per_node={run.processes}" if run.processes > 1 else "python"
+    start = "python"
+    if run.processes > 1:
+        start = f"torchrun --nproc_per_node={run.processes}"
     return dict(
         label=run.label,
         number=run.number,
@@ -96,6 +121,9 @@ def gpu_data(
             row = speeds_on(card, runs[name], prediction)
             if row:
                 speeds[name][model] = row
+    instead = {}
+    if not card.bfloat16:
+        instead = {"01": FLOAT16, "02": f"02+{FLOAT16}"}
     return dict(
         gb=gb(card.mib),
         room=gb(card.mib - OTHERS),
@@ -103,25 +131,29 @@ def gpu_data(
         checked=card.is_checked,
         bfloat16=card.bfloat16,
         nvidia=not card.is_amd,
-        instead={} if card.bfloat16 else {"01": FLOAT16, "02": f"02+{FLOAT16}"},
+        instead=instead,
         speeds=speeds,
     )
 
 
 def speeds_on(card: Card, run: Run, prediction: Prediction) -> dict[int, list]:
-    """Returns by each batch size that fits: tok/sec of all its GPUs, their range in thousands as
-    `predict` prints it, and the MFU in percent; the first and the last are 0 where the GPU lacks
-    what the script needs, and the range says what, or where it is outside the model."""
-    rows = {}
-    for batch, need in prediction.needs.items():
-        if batch not in BATCHES or need.minimum > card.mib - OTHERS:
-            continue
-        speed, mfu = 0.0, 0.0
-        if prediction.speeds(batch, card):
-            speed, mfu = prediction.tok_per_sec(batch, card), prediction.mfu(batch, card)
-        text = prediction.speed_range(batch, card, run.processes)
-        rows[batch] = [round(run.processes * speed), text, round(100 * mfu)]
-    return rows
+    """Returns what the page has of a script's speed, by each batch size that fits."""
+    return {
+        batch: speed_at(batch, card, run.processes, prediction)
+        for batch, need in prediction.needs.items()
+        if batch in BATCHES and need.minimum <= card.mib - OTHERS
+    }
+
+
+def speed_at(batch: int, card: Card, gpus: int, prediction: Prediction) -> list:
+    """Returns tok/sec of all GPUs, their range in thousands as `predict` prints it, and the MFU in
+    percent; the first and the last are 0 where the GPU lacks what the script needs, and the range
+    says what, or where it is outside the model."""
+    text = prediction.speed_range(batch, card, gpus)
+    if not prediction.speeds(batch, card):
+        return [0, text, 0]
+    speed, mfu = prediction.tok_per_sec(batch, card), prediction.mfu(batch, card)
+    return [round(gpus * speed), text, round(100 * mfu)]
 
 
 def data_block() -> str:
@@ -162,7 +194,13 @@ def prose_by_patch(labels: Iterable[str]) -> dict[str, str]:
 def trainable_cards() -> list[tuple[str, Card]]:
     """Returns the GPUs that 01 can train on, by memory and capability."""
     cards = [(name, card) for name, card in CARDS.items() if card.capability >= 7]
-    return sorted(cards, key=lambda item: (item[1].mib, item[1].capability))
+    return sorted(cards, key=size_of)
+
+
+def size_of(item: tuple[str, Card]) -> tuple[int, float]:
+    """Returns a named card's memory and capability."""
+    _, card = item
+    return card.mib, card.capability
 
 
 def as_json(value, levels: int = 0) -> str:

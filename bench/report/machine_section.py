@@ -52,24 +52,33 @@ def speedup_text(row: Row) -> str:
         form, aside = ".1f", interval_text(row)
     else:
         form, aside = ".2f", published_text(row)
-    return (
+    text = (
         f"{row.label} trains **{row.tok_per_sec:,.0f} tok/sec,"
         f" {row.factor_baseline:{form}} times** {row.baseline.label}'s"
-        f" {row.baseline.tok_per_sec:,.0f}" + (f" ({aside})" if aside else "")
+        f" {row.baseline.tok_per_sec:,.0f}"
     )
+    if aside:
+        text += f" ({aside})"
+    return text
 
 
 def interval_text(row: Row) -> str:
     interval = spread(row.speedup_over(row.baseline).interval, ".1f")
-    return f"95 %: {interval}" if interval else ""
+    if not interval:
+        return ""
+    return f"95 %: {interval}"
 
 
 def published_text(row: Row) -> str:
     speedup = fmt(row.published_factor_baseline, ".2f")
-    return f"published, on an A100: {speedup} times" if speedup else ""
+    if not speedup:
+        return ""
+    return f"published, on an A100: {speedup} times"
 
 
 def runs_text(row: Row) -> str:
     """Returns on how many runs of each script a speedup over the baseline rests."""
     runs = rounds_of_both(row)
-    return SINGLE_RUNS if runs == 1 else f"{counted(runs, 'run')} each"
+    if runs == 1:
+        return SINGLE_RUNS
+    return f"{counted(runs, 'run')} each"

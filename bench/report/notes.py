@@ -3,6 +3,7 @@ mean says docs/methodology.md."""
 
 import shlex
 from collections.abc import Iterable
+from itertools import chain
 from operator import attrgetter
 
 from bench.analysis.rows import WIDE, Row, printed
@@ -22,16 +23,26 @@ def provenance(measured: Iterable[Measurement]) -> str:
     if not ordered:
         return ""
     first, last = moment_of(ordered[0]), moment_of(ordered[-1])
-    when = f"on {first}" if first == last else f"from {first} to {last}"
-    versions = dict.fromkeys(measurement.machine["torch"] for measurement in ordered)
+    when = f"from {first} to {last}"
+    if first == last:
+        when = f"on {first}"
+    versions = dict.fromkeys(chain.from_iterable(map(torch_versions, ordered)))
     return f"Measured {when} with PyTorch {listed(versions)}."
+
+
+def torch_versions(measured: Measurement) -> list[str]:
+    """Returns the PyTorch of its runs; several where they ran in environments of their own."""
+    own = [run.facts["torch"] for run in measured.plan.runs if run.python]
+    return list(dict.fromkeys(own)) or [measured.machine["torch"]]
 
 
 def moment_of(measured: Measurement) -> str:
     """Returns the date and the commit of a measurement."""
     time, commit = measured.time, measured.commit
     date = f"{time[:4]}-{time[4:6]}-{time[6:8]}"
-    return f"{date} at {commit[:7]}{commit[40:]}" if commit else date  # a + of edited files is kept
+    if commit:
+        return f"{date} at {commit[:7]}{commit[40:]}"  # a + of edited files is kept
+    return date
 
 
 def one_reference(rows: list[Row]) -> bool:
@@ -47,13 +58,18 @@ def rounds_note(measured: Measurement, rows: list[Row]) -> str:
         details += [f"{measured.planned} planned", f"{rounds - measured.planned} added"]
     if most > rounds:
         details.append(f"some rows {most}, which count in medians alone")
-    return counted(rounds, "round") + (f" ({', '.join(details)})" if details else "")
+    note = counted(rounds, "round")
+    if details:
+        note += f" ({', '.join(details)})"
+    return note
 
 
 def compared_rounds(rows: list[Row], most: int) -> int:
     """Returns in how many rounds all rows without a failure have a run; `most` without any."""
     rounds = [row.by_round.keys() for row in rows if row.by_round and not row.outcome]
-    return len(set.intersection(*map(set, rounds))) if rounds else most
+    if rounds:
+        return len(set.intersection(*map(set, rounds)))
+    return most
 
 
 def machine_note(measured: Measurement, rows: list[Row]) -> str:
@@ -65,7 +81,7 @@ def machine_note(measured: Measurement, rows: list[Row]) -> str:
     parts += [f"batch size {batch} in place of {published}" for published, batch in batches.items()]
     if measured.text:
         parts.append(f"text: {measured.text}")
-    note = f"{machine['name']}, PyTorch {machine['torch']}; {', '.join(parts)}."
+    note = f"{machine['name']}, PyTorch {listed(torch_versions(measured))}; {', '.join(parts)}."
     reasons = {float32_reason(row.record) for row in rows if row.record} - {None}
     if reasons:
         note += f" From technique 5 on all is trained in **float32** ({listed(sorted(reasons))})."
@@ -76,16 +92,18 @@ def seeds_note(measured: Measurement, rows: list[Row]) -> str:
     """Returns which seeds the rounds had."""
     first = measured.plan.first_seed
     last = first + max((row.rounds for row in rows), default=0) - 1
-    return (
-        f"seeds {first} to {last}" if measured.plan.new_seeds and last > first else f"seed {first}"
-    )
+    if measured.plan.new_seeds and last > first:
+        return f"seeds {first} to {last}"
+    return f"seed {first}"
 
 
 def float32_reason(record: Record) -> str | None:
     """Returns why a script trained in float32 that trains in bfloat16 where it can, or None."""
     reason = record.config.get("dtype_reason")  # of technique 5 and later
     by_choice = record.config.get("autocast")  # only the weights are in float32
-    return reason if record.config.get("dtype") == "float32" and not by_choice else None
+    if record.config.get("dtype") == "float32" and not by_choice:
+        return reason
+    return None
 
 
 def peak_note(matmul_peak: dict[str, float]) -> str:
@@ -93,9 +111,10 @@ def peak_note(matmul_peak: dict[str, float]) -> str:
     return f"Matmul throughput (matmul peak): {rates} TFLOP/s."
 
 
-def speedup_note(rows: list[Row]) -> str:
-    """Returns what the speedups of a table are over, and which rows aren't compiled."""
-    over = reference_in_words(rows)
+def speedup_note(rows: list[Row], over: str = "") -> str:
+    """Returns what the speedups of a table are over, by default in reference_in_words, and which
+    rows aren't compiled."""
+    over = over or reference_in_words(rows)
     note = f"Speedups are {over}; docs/methodology.md says what else the columns mean."
     note += joined_note(rows)
     if any(row.speedup().is_wide for row in rows):

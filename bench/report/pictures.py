@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from textwrap import fill
 
@@ -67,7 +68,9 @@ def lay_rows(axes, count: int) -> None:
 
 
 def shorten(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
+    if len(text) <= length:
+        return text
+    return text[: length - 1] + "…"
 
 
 def place_of(measured) -> str:
@@ -78,7 +81,9 @@ def place_of(measured) -> str:
         place = f"{models.pop()} on {place}"
     if not measured.machine["gpus"]:
         place += f", {measured.machine['threads']} cores"
-    return place + (f"\ntext: {measured.text}" if measured.text else "")
+    if measured.text:
+        place += f"\ntext: {measured.text}"
+    return place
 
 
 def key(label: str, **style):
@@ -147,8 +152,9 @@ class Bar:
     @property
     def end(self) -> float:
         """Where the text stands: after all that is drawn."""
-        range_end = max(self.whisker) if len(self.whisker) > 1 else self.value or 0
-        return max(range_end, self.behind or 0)
+        if len(self.whisker) > 1:
+            return max(*self.whisker, self.behind or 0)
+        return max(self.value or 0, self.behind or 0)
 
 
 def draw_bars(axes, bars: Sequence[Bar]) -> None:
@@ -179,7 +185,8 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
     """Draws speed and memory of each row as factors over `base`, the fastest first, and those too
     uncertain to rank last; of the speed with 95 % intervals."""
     rows = [row for row in rows if row.factor and row.memory_factor]
-    rows.sort(key=lambda row: (row.speedup().is_wide, -row.factor))
+    rows.sort(key=attrgetter("factor"), reverse=True)
+    rows.sort(key=is_uncertain)
     if not rows:
         return None
     figure, [(subfigure, speed, memory)] = rows_of_panels(
@@ -191,6 +198,11 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
     draw_memory_factors(memory, rows)
     colour_legend(subfigure)
     return figure
+
+
+def is_uncertain(row: Row) -> bool:
+    """Returns whether a row's speedup is too uncertain to rank."""
+    return row.speedup().is_wide
 
 
 def draw_speed_factors(axes, rows: list[Row]) -> None:
@@ -208,7 +220,10 @@ def draw_speed_factors(axes, rows: list[Row]) -> None:
     ]
     draw_bars(axes, bars)
     mark_no_change(axes)
-    axes.set_xlabel(f"× speed{WIDE_NOTE}" if rows[-1].speedup().is_wide else "× speed")
+    label = "× speed"
+    if is_uncertain(rows[-1]):
+        label += WIDE_NOTE
+    axes.set_xlabel(label)
 
 
 def draw_memory_factors(axes, rows: list[Row]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.analysis.folders import rows_in
 from bench.analysis.rows import Row
 from bench.catalogue import EPOCHS
-from bench.predict.batches import OF_00, OF_01
+from bench.predict.batches import BATCH_OF
 from bench.predict.reference import (
     GPT2,
     in_place,
@@ -117,12 +117,14 @@ class OnCard:
     @property
     def surely(self) -> int:
         """The largest batch that fits even where more is reserved, as by 01 on Windows."""
-        return self.largest if self.stage == "00" else surely_fitting(self.prediction, self.card)
+        if self.stage == "00":
+            return self.largest
+        return surely_fitting(self.prediction, self.card)
 
     @property
     def batch(self) -> int:
         """The published batch size, or the largest that surely fits."""
-        return min(self.surely, int(OF_00 if self.stage == "00" else OF_01))
+        return min(self.surely, int(BATCH_OF[self.stage]))
 
     @property
     def tok_per_sec(self) -> float | None:
@@ -138,12 +140,14 @@ def gpu_row(name: str) -> dict:
     """Returns what fits a GPU, and how fast 01 is there."""
     card = CARDS[name]
     first, last = OnCard("00", card), OnCard("01", card)
-    is_sure = last.surely == last.largest
+    optimized = str(last.surely)
+    if last.surely != last.largest:
+        optimized += f" ({last.largest}?)"
     return dict(
         card=name,
         gb=card.mib / 1024,
         baseline=first.largest,
-        optimized=str(last.surely) if is_sure else f"{last.surely} ({last.largest}?)",
+        optimized=optimized,
         speed=last.prediction.speed_range(last.batch, card),
         minutes=last.prediction.minutes(last.batch, card),
     )

@@ -16,7 +16,7 @@ from bench.analysis.claims import WITH_FAST_MATH, Claims, Contribution
 from bench.analysis.folders import has_gpu, machines, newest_in
 from bench.analysis.gains import ladder_sessions
 from bench.analysis.rows import Row, known_values
-from bench.analysis.totals import optimized_in, rounds_of_both, totals_in
+from bench.analysis.totals import optimized_in, rounds_of_both
 from bench.catalogue import effect_on_loss, published
 from bench.common import REFERENCE, ROOT, relative, short_name, write_whole
 from bench.report import explorer, prediction_tables, technique_pages, waterfall
@@ -28,7 +28,7 @@ from bench.report.technique_pages import link_to, title_of
 from gpt_speed import gains
 from gpt_speed.cards import CARDS
 from gpt_speed.common import UserError
-from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col
+from gpt_speed.tables import Column, Table, lookup, markdown, num_col, text_col
 from patches import stack
 
 EXPLORER = ROOT / "docs" / "explorer.html"
@@ -51,7 +51,6 @@ FIGURE = re.compile(r"([\d.,–]*\d)?<!--([\w-]+)-->")  # the figure, its name
 # The machine whose tables stand in the pages, unless one says NAME@MACHINE.
 SHOWN = REFERENCE / "amd-epyc-2-cores"
 
-CUDA_GRAPHS = "--batch-size 4, reduce-overhead"  # in the H100's steps.json
 EFFECTS = {  # on the loss, in plainer words than a patch's header
     "05-bfloat16": "small updates are lost; see below",
     "09-padded-vocabulary": "other initial weights",
@@ -61,64 +60,57 @@ EFFECTS = {  # on the loss, in plainer words than a patch's header
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of README's sentences: where it comes from, and how it is written."""
+    """A figure of README's sentences: which value it is, and how it is written."""
 
-    value: Callable[[Claims], float | Sequence[float] | None]  # of several the range is written
+    name: str  # in Claims, as lookup() finds it; of several values the range is written
     form: str = ".2f"
     unit: float = 1.0
 
     def values(self, claims: Claims) -> Sequence[float | None]:
-        value = self.value(claims)
-        return value if isinstance(value, Sequence) else [value]
+        """Returns the value, or the several ones. Raises KeyError, OSError where its journal lacks
+        it."""
+        value = lookup(claims, self.name)
+        if isinstance(value, Sequence):
+            return value
+        return [value]
 
 
 FIGURES = {
-    "techniques": Figure(lambda _: len(stack.load()) - 1, ".0f"),  # DDP is a script of its own
-    "parameters-millions": Figure(lambda claims: parameters(claims.baseline), ".0f", 1e6),
-    "cpu-parameters-millions": Figure(
-        lambda claims: [parameters(row) for row in claims.cpus], ".0f", 1e6
-    ),
-    "cpu-speedups": Figure(
-        lambda claims: [total for row in claims.cpus for total in totals_in(row.measured.folder)],
-        ".1f",
-    ),
+    "techniques": Figure("technique_count", ".0f"),
+    "parameters-millions": Figure("baseline.record.config.parameters", ".0f", 1e6),
+    "cpu-parameters-millions": Figure("cpu_parameters", ".0f", 1e6),
+    "cpu-speedups": Figure("cpu_speedups", ".1f"),
     # The H100's ladder.
-    "h100-baseline": Figure(lambda claims: claims.baseline.tok_per_sec, ",.0f"),
-    "h100-technique-8": Figure(lambda claims: claims.ladder[8].tok_per_sec, ",.0f"),
-    "h100-optimized": Figure(lambda claims: claims.optimized.tok_per_sec, ",.0f"),
-    "h100-mfu": Figure(lambda claims: claims.optimized.mfu, ".0f", 0.01),
-    "h100-speedup": Figure(lambda claims: claims.optimized.factor_baseline, ".0f"),
-    "h100-after-8": Figure(
-        lambda claims: claims.optimized.speedup_over(claims.ladder[8]).factor, ".1f"
-    ),
-    "h100-9-and-10": Figure(lambda claims: claims.ladder[10].speedup_over(claims.ladder[8]).factor),
+    "h100-baseline": Figure("baseline.tok_per_sec", ",.0f"),
+    "h100-technique-8": Figure("after_8.tok_per_sec", ",.0f"),
+    "h100-optimized": Figure("optimized.tok_per_sec", ",.0f"),
+    "h100-mfu": Figure("optimized.mfu", ".0f", 0.01),
+    "h100-speedup": Figure("optimized.factor_baseline", ".0f"),
+    "h100-after-8": Figure("factor_after_8", ".1f"),
+    "h100-9-and-10": Figure("factor_of_9_and_10"),
     # Its single steps and whole scripts of another day.
-    "h100-since": Figure(lambda claims: claims.steps.speedup(WITH_FAST_MATH)),
-    "h100-gb": Figure(lambda claims: claims.steps.script_gb["01"], ".1f"),
-    "over-nanogpt": Figure(lambda claims: claims.steps.speedup("01", over="nanoGPT")),
-    "step-gb": Figure(lambda claims: claims.steps.step_gb["01"], ".1f"),
-    "nanogpt-gb": Figure(lambda claims: claims.steps.step_gb["nanoGPT"], ".1f"),
-    "without-dropout": Figure(lambda claims: claims.steps.speedup("--dropout 0")),
-    "dropout-from-bytes": Figure(lambda claims: claims.steps.speedup("dropout from bytes")),
-    "cuda-graphs": Figure(
-        lambda claims: claims.steps.speedup(CUDA_GRAPHS, over="--batch-size 4"), ".1f"
-    ),
+    "h100-since": Figure(f"steps.speedups.{WITH_FAST_MATH}"),
+    "h100-gb": Figure("steps.script_gb.01", ".1f"),
+    "over-nanogpt": Figure("steps.over_nanogpt"),
+    "step-gb": Figure("steps.step_gb.01", ".1f"),
+    "nanogpt-gb": Figure("steps.step_gb.nanoGPT", ".1f"),
+    "without-dropout": Figure("steps.speedups.--dropout 0"),
+    "dropout-from-bytes": Figure("steps.speedups.dropout from bytes"),
+    "cuda-graphs": Figure("steps.cuda_graphs", ".1f"),
     # Its variants.
-    "autocast": Figure(lambda claims: claims.variants["precision-autocast"].factor),
-    "autocast-gb": Figure(lambda claims: claims.variants["precision-autocast"].reserved_gb, ".0f"),
-    "autocast-memory": Figure(lambda claims: claims.variants["precision-autocast"].memory_factor),
-    "float8": Figure(lambda claims: claims.variants["precision-float8"].factor),
-    "liger-and-muon": Figure(
-        lambda claims: [claims.variants[name].factor for name in ("head-liger", "optimizer-muon")]
-    ),
+    "autocast": Figure("variants.precision-autocast.factor"),
+    "autocast-gb": Figure("variants.precision-autocast.reserved_gb", ".0f"),
+    "autocast-memory": Figure("variants.precision-autocast.memory_factor"),
+    "float8": Figure("variants.precision-float8.factor"),
+    "liger-and-muon": Figure("liger_and_muon"),
     # The H200: one epoch, and the time to its loss.
-    "epoch-loss-00": Figure(lambda claims: claims.epoch["00"].val_loss),
-    "epoch-loss-01": Figure(lambda claims: claims.epoch["01"].val_loss),
-    "target": Figure(lambda claims: claims.target),
-    "seconds-00": Figure(lambda claims: claims.seconds_to_target("00"), ".1f"),
-    "seconds-01": Figure(lambda claims: claims.seconds_to_target("01"), ".1f"),
-    "seconds-00-compiling": Figure(lambda claims: claims.seconds_to_target("00", True), ".1f"),
-    "seconds-01-compiling": Figure(lambda claims: claims.seconds_to_target("01", True), ".1f"),
+    "epoch-loss-00": Figure("epoch.00.val_loss"),
+    "epoch-loss-01": Figure("epoch.01.val_loss"),
+    "target": Figure("target"),
+    "seconds-00": Figure("seconds.00", ".1f"),
+    "seconds-01": Figure("seconds.01", ".1f"),
+    "seconds-00-compiling": Figure("seconds_compiling.00", ".1f"),
+    "seconds-01-compiling": Figure("seconds_compiling.01", ".1f"),
 }
 
 
@@ -154,21 +146,35 @@ def update(text: str, machine: Path, studies: dict) -> str:
     """Returns a page with what stands between its markers written again, from a machine's folder,
     and the figures of its sentences. Raises UserError for a marker without its end, its figure, or
     of an unknown name, StackError, OSError."""
-    tables_in = cache(partial(tables_of_studies, studies))
+    blocks = Blocks(machine, studies)
+    return with_figures(BLOCK.sub(blocks.written, text))
 
-    def write(block: re.Match) -> str:
+
+class Blocks:
+    """What stands between markers on a page of a machine, or of the one that a marker names."""
+
+    def __init__(self, machine: Path, studies: dict):
+        self.machine = machine
+        self.tables_in = cache(partial(tables_of_studies, studies))
+
+    def written(self, block: re.Match) -> str:
+        """Returns a block with what stands between its markers written again. Raises UserError."""
         if not block["end"]:
             raise UserError(f"{block['opening'].strip()} has no <!-- end -->")
-        folder = REFERENCE / block["machine"] if block["machine"] else machine
-        name = block["name"]
-        content = block_text(name, folder) or tables_in(folder).get(name, "")
-        if not content.strip():
-            raise UserError(f"there is no table {name} in {relative(folder)}")
-        if not content.startswith("|"):
+        folder = self.machine
+        if block["machine"]:
+            folder = REFERENCE / block["machine"]
+        content = self.content(block["name"], folder)
+        if not content.startswith("|"):  # as tables do, which need no space around them
             content = f"\n{content}\n"
         return f"{block['opening']}{content}{block['end']}"
 
-    return with_figures(BLOCK.sub(write, text))
+    def content(self, name: str, folder: Path) -> str:
+        """Returns what a block of this name holds for a machine. Raises UserError for nothing."""
+        content = block_text(name, folder) or self.tables_in(folder).get(name, "")
+        if not content.strip():
+            raise UserError(f"there is no table {name} in {relative(folder)}")
+        return content
 
 
 def tables_of_studies(studies: dict, folder: Path) -> dict[str, str]:
@@ -189,7 +195,9 @@ def block_text(name: str, machine: Path) -> str:
         content = BLOCKS_OF_MACHINES[name](machine)
     else:
         return ""
-    return markdown(content) if isinstance(content, Table) else content
+    if isinstance(content, Table):
+        return markdown(content)
+    return content
 
 
 def measured_when(machine: Path) -> str:
@@ -239,11 +247,6 @@ def range_text(values: Sequence[float], form: str) -> str:
     """Writes the least and the greatest of several values, once where they are written alike."""
     ends = [format(value, form) for value in (min(values), max(values))]
     return "–".join(dict.fromkeys(ends))
-
-
-def parameters(row: Row) -> int:
-    """Returns how many parameters a script's model has."""
-    return row.record.config["parameters"]
 
 
 def hardware_table() -> Table:
@@ -322,17 +325,12 @@ def contributions_table() -> Table:
         [
             Column("technique", technique_cell, True),
             Column("speed, H100", speed_cell),
-            Column("memory, H100", lambda line: times(line.memory)),
-            Column("speed, A100", lambda line: times(line.published)),
+            num_col("memory, H100", "memory", ".2f", "×"),
+            num_col("speed, A100", "published", ".2f", "×"),
             Column("effect on the loss", effect_cell, True),
         ],
         Claims(REFERENCE).contributions(),
     )
-
-
-def times(factor: float | None) -> str:
-    """Writes a factor, such as "1.89×"; "" for none."""
-    return fmt(factor, ".2f") + ("×" if factor else "")
 
 
 def link_of(number: int) -> str:
@@ -350,7 +348,8 @@ def speed_cell(line: Contribution) -> str:
     """Returns the speedup, or that it is a CPU's alone."""
     if line.speed is None:
         return "CPUs only"
-    return ("≤ " if line.at_most else "") + times(line.speed)
+    sign = "≤ " if line.at_most else ""
+    return f"{sign}{line.speed:.2f}×"
 
 
 def effect_cell(line: Contribution) -> str:

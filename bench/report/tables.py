@@ -1,20 +1,25 @@
 """The columns that studies share, and the tables of what was measured."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from bench.analysis.rows import Row, printed, rows_of
 from bench.report.notes import WIDE_LEGEND, WIDE_MARK, one_reference, rounds_note
-from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col
+from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col, value_col
 
 
 def credited(row, name: str) -> str:
     """Returns what a row's factor is of: this technique, or several by their numbers."""
     numbers = row.techniques
-    return name if len(numbers) < 2 else f"techniques {numbers[0]} to {numbers[-1]}"
+    if len(numbers) < 2:
+        return name
+    return f"techniques {numbers[0]} to {numbers[-1]}"
 
 
 def picture_name(study: str, kind: str) -> str:
-    return f"{study}-{kind}" if kind else study
+    if kind:
+        return f"{study}-{kind}"
+    return study
 
 
 # ---- Cells and columns -------------------------------------------------------------------------
@@ -22,16 +27,22 @@ def picture_name(study: str, kind: str) -> str:
 
 def spread(values: Sequence[float] | None, form: str = ",.0f") -> str:
     """Returns the least and the greatest of several values; "" for one or none."""
-    return f"{min(values):{form}}–{max(values):{form}}" if values and len(values) > 1 else ""
+    if not values or len(values) < 2:
+        return ""
+    return f"{min(values):{form}}–{max(values):{form}}"
 
 
 def bold(text: str, significance: str | None) -> str:
-    return f"**{text}**" if text and significance in ("faster", "slower") else text
+    if text and significance in ("faster", "slower"):
+        return f"**{text}**"
+    return text
 
 
 def marked(text: str, is_wide: bool) -> str:
     """Returns a factor, with a mark where its interval is so wide that it isn't ranked."""
-    return f"{text}{WIDE_MARK}" if text and is_wide else text
+    if text and is_wide:
+        return f"{text}{WIDE_MARK}"
+    return text
 
 
 def factor_text(row: Row) -> str:
@@ -39,11 +50,28 @@ def factor_text(row: Row) -> str:
     return marked(fmt(row.factor, ".2f"), row.speedup().is_wide)
 
 
+def speed_or_error(row: Row) -> str:
+    return row.error or SPEED.cell(row)
+
+
+def factor_or_error(row: Row) -> str:
+    """Returns times the speed, bold where that is significant."""
+    return row.error or bold(factor_text(row), row.significance)
+
+
+def credited_technique(row: Row) -> str:
+    return credited(row, row.technique)
+
+
+def as_code(text: str) -> str:
+    return f"`{text}`"
+
+
 RUN = text_col("run", "label")
 SPEED = num_col("tok/sec", "tok_per_sec", ",.0f")
-SPEED_OR_ERROR = Column("tok/sec", lambda row: row.error or SPEED.cell(row))
-INTERVAL = Column("95 %", lambda row: spread(row.interval, ".2f"))
-RANGE = Column("range", lambda row: spread(row.speeds))
+SPEED_OR_ERROR = Column("tok/sec", speed_or_error)
+INTERVAL = value_col("95 %", "interval", partial(spread, form=".2f"))
+RANGE = value_col("range", "speeds", spread)
 GB = num_col("GB", "reserved_gb", ".2f")
 LOSS = num_col("val loss", "val_loss", ".4f")
 EXPECTED_LOSS = text_col("expected effect on the loss", "run.loss")
@@ -62,7 +90,9 @@ def text_of(study, measured) -> str:
 def excerpts_of(study, measured) -> dict[str, str]:
     """Returns the tables that the markers of a page ask for, by their names."""
     rows = rows_of(measured)
-    added = f"\n{rounds_note(measured, rows)}.\n" if measured.planned else ""
+    added = ""
+    if measured.planned:
+        added = f"\n{rounds_note(measured, rows)}.\n"
     return {
         name: with_legend(markdown(*tables)) + added
         for name, tables in study.excerpts(measured, rows).items()
@@ -71,14 +101,18 @@ def excerpts_of(study, measured) -> dict[str, str]:
 
 def with_legend(tables: str) -> str:
     """Returns tables with what the mark in them says."""
-    return f"{tables}\n{WIDE_LEGEND}\n" if WIDE_MARK in tables else tables
+    if WIDE_MARK in tables:
+        return f"{tables}\n{WIDE_LEGEND}\n"
+    return tables
 
 
 def significance_or_error(row: Row) -> str:
     """Returns whether a row's speedup is significant, or why it has none."""
     if row.error or row.significance:
         return row.error or row.significance
-    return "" if row.baseline else "baseline"
+    if row.baseline:
+        return ""
+    return "baseline"
 
 
 def full_table(rows: list[Row]) -> Table:
@@ -87,7 +121,7 @@ def full_table(rows: list[Row]) -> Table:
     return Table(
         [
             RUN,
-            Column("technique", lambda row: credited(row, row.technique), True),
+            Column("technique", credited_technique, True),
             SPEED,
             RANGE,
             Column("speedup", factor_text),
@@ -115,9 +149,9 @@ def short_table(rows: list[Row]) -> Table:
     left_out = ", ".join(f"`{row.label}` ({row.run.error})" for row in rows if row.run.error)
     return Table(
         [
-            Column("run", lambda row: f"`{row.label}`", True),
+            value_col("run", "label", as_code, left=True),
             SPEED,
-            Column("× speed", lambda row: row.error or bold(factor_text(row), row.significance)),
+            Column("× speed", factor_or_error),
             INTERVAL,
             GB,
             num_col("× memory", "memory_factor", ".2f"),

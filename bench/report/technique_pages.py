@@ -16,7 +16,7 @@ from bench.report.notes import SINGLE_RUNS
 from bench.report.pictures import place_of
 from bench.report.tables import bold, marked, spread
 from gpt_speed.common import listed
-from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col
+from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col, value_col
 from patches import stack
 from patches.stack import Patch
 
@@ -82,7 +82,9 @@ PURPOSES = {
 def title_of(patch: Patch, number: int) -> str:
     """Returns the heading of a technique's card."""
     title = patch.fields["Technique"]
-    return title if patch.name == "ddp" else f"{number}. {title}"
+    if patch.name == "ddp":
+        return title
+    return f"{number}. {title}"
 
 
 def link_to(heading: str, page: str = "") -> str:
@@ -99,9 +101,9 @@ def results() -> Table:
             Column("machine", machine_link, True),
             num_col("baseline, tok/sec", "baseline.tok_per_sec", ",.0f"),
             num_col("optimized, tok/sec", "tok_per_sec", ",.0f"),
-            Column("speedup", lambda row: f"{row.factor_baseline:.1f}×"),
+            num_col("speedup", "factor_baseline", ".1f", "×"),
             Column("95 %", interval_over_baseline),
-            Column("over all measurements", lambda row: factors_text(row.measured.folder)),
+            value_col("over all measurements", "measured.folder", factors_text),
         ],
         sorted(optimized_in(REFERENCE), key=has_gpu, reverse=True),
     )
@@ -123,7 +125,9 @@ def interval_over_baseline(row: Row) -> str:
 def factors_text(folder: Path) -> str:
     """Returns the range of a machine's speedups, and of how many measurements; "" of one."""
     totals = totals_in(folder)
-    return f"{spread(totals, '.2f')} ({len(totals)})" if len(totals) > 1 else ""
+    if len(totals) <= 1:
+        return ""
+    return f"{spread(totals, '.2f')} ({len(totals)})"
 
 
 # ---- Techniques --------------------------------------------------------------------------------
@@ -154,7 +158,9 @@ class Technique:
     @property
     def published_factor(self) -> float | None:
         gain = best(self.gains, prefer=["published"])
-        return gain.factor if gain else None
+        if not gain:
+            return None
+        return gain.factor
 
     def on(self, machine: str) -> Gain | None:
         """Returns what it gained on a machine; None where it wasn't measured."""
@@ -175,7 +181,9 @@ def techniques() -> list[Technique]:
 
 def published_gain(now: stack.Published, before: stack.Published) -> Gain:
     """Returns the gain between two published figures."""
-    gpus = f"{now.gpus} A100s" if now.gpus > 1 else "A100"
+    gpus = "A100"
+    if now.gpus > 1:
+        gpus = f"{now.gpus} A100s"
     return Gain(
         f"{gpus} (published)",
         now.tok_per_sec / before.tok_per_sec,
@@ -195,18 +203,24 @@ def speed_text(gain: Gain | None) -> str:
 
 def memory_text(gain: Gain | None) -> str:
     """Writes times the memory, as speed_text; "" also where it isn't known."""
-    return in_italics(gain, fmt(gain.memory, ".2f")) if gain else ""
+    if not gain:
+        return ""
+    return in_italics(gain, fmt(gain.memory, ".2f"))
 
 
 def others_text(gain: Gain | None) -> str:
     """Returns which other techniques a gain is of, too; "" where it is of one."""
     numbers = gain.together_with if gain else ()
-    return f" with {listed(map(str, numbers))}" if numbers else ""
+    if not numbers:
+        return ""
+    return f" with {listed(map(str, numbers))}"
 
 
 def in_italics(gain: Gain, text: str) -> str:
     """Returns a figure of a gain in italics where that is predicted."""
-    return f"*{text}*" if text and gain.source == "predicted" else text
+    if text and gain.source == "predicted":
+        return f"*{text}*"
+    return text
 
 
 def index() -> Table:
@@ -232,7 +246,9 @@ def gain_on_the_gpu(technique: Technique) -> float:
     """Returns times the speed on the GPU that the table shows; 0 where that isn't known, or too
     uncertain to rank."""
     gain = technique.on(SHOWN_GPU)
-    return gain.factor if gain and not gain.is_wide else 0.0
+    if gain and not gain.is_wide:
+        return gain.factor
+    return 0.0
 
 
 def gain_col(heading: str, machine: str, text: Callable[[Gain | None], str]) -> Column:
@@ -260,24 +276,32 @@ def gain_text(gain: Gain) -> str:
 
 
 def technique_card(technique: Technique) -> str:
-    patch, fields = technique.patch, technique.patch.fields
-    gains = "; ".join(map(gain_text, technique.gains))
-    diff = stack.read(stack.ROOT / patch.file)[len(patch.header) :].decode()
-    return f"""## {technique.title}
-{patch.prose}
+    """Returns a technique's heading, what it is, its facts as a table, and its diff, folded."""
+    patch = technique.patch
+    facts = {
+        "use it when": patch.fields.get("Use", ""),
+        "speed, memory": "; ".join(map(gain_text, technique.gains)),
+        "loss": patch.fields["Loss"],
+        "hardware": f"{patch.fields['Hardware']}. More: {links_of(patch)}",
+    }
+    heading, *lines = [f"| {name} | {fact} |" for name, fact in facts.items()]
+    return "\n".join(
+        [
+            f"## {technique.title}",
+            f"{patch.prose}\n",
+            heading,
+            "|:--|:--|",
+            *lines,
+            "\n<details><summary>Show the diff</summary>\n",
+            f"```diff\n{diff_of(patch)}```",
+            "</details>\n",
+        ]
+    )
 
-| use it when | {fields.get("Use", "")} |
-|:--|:--|
-| speed, memory | {gains} |
-| loss | {fields["Loss"]} |
-| hardware | {fields["Hardware"]}. More: {links_of(patch)} |
 
-<details><summary>Show the diff</summary>
-
-```diff
-{diff}```
-</details>
-"""
+def diff_of(patch: Patch) -> str:
+    """Returns a patch's file without its header."""
+    return stack.read(stack.ROOT / patch.file)[len(patch.header) :].decode()
 
 
 @dataclass
@@ -301,6 +325,10 @@ class Variant:
     @property
     def on_cpu(self) -> Gain | None:
         return best(gain for gain in self.gains if gain.device == "cpu")
+
+    @property
+    def on_gpu_or_cpu(self) -> Gain | None:
+        return self.on_gpu or self.on_cpu
 
 
 def variant_cards() -> str:
@@ -332,9 +360,9 @@ def variants_table(variants: list[Variant]) -> Table:
     return Table(
         [
             text_col("variant", "link"),
-            Column(f"speed, {SHOWN_GPU}", lambda variant: speed_text(variant.on_gpu)),
-            Column("speed, CPU", lambda variant: speed_text(variant.on_cpu)),
-            Column("memory", lambda variant: memory_text(variant.on_gpu or variant.on_cpu)),
+            value_col(f"speed, {SHOWN_GPU}", "on_gpu", speed_text),
+            value_col("speed, CPU", "on_cpu", speed_text),
+            value_col("memory", "on_gpu_or_cpu", memory_text),
         ],
         variants,
     )
@@ -389,4 +417,6 @@ def source_name(link: str) -> str:
     host, *path = link.split("/")[2:]
     if host == "arxiv.org":
         return f"arXiv:{path[-1]}"
-    return path[1] if host == "github.com" else host
+    if host == "github.com":
+        return path[1]
+    return host

@@ -44,7 +44,9 @@ def draw_speedups(axes, rows: list[Row], colours: list[str]) -> None:
 
 def annotate(axes, place: int, end: float, row: Row) -> None:
     """Writes at the end of a bar what it says: a gain in bold, all else in plain black."""
-    style = dict(color=OWN, fontweight="bold") if row.factor else dict(color="black")
+    style = dict(color="black")
+    if row.factor:
+        style = dict(color=OWN, fontweight="bold")
     axes.annotate(
         label_of(row), (end, place), (8, 0), va="center", textcoords="offset points", **style
     )
@@ -109,17 +111,25 @@ def machine_picture(title: str, rows: list[Row]):
 def readme_picture():
     """Draws the H100's ladder, and the published A100's as circles."""
     rows = printed(row for row in rows_in(REFERENCE / "nvidia-h100", "ladder") if row.trainings)
-    first, last = rows[0], rows[-1]
     figure, subfigure, axes = draw(rows, "", [OWN] * len(rows))
-    subfigure.suptitle(
+    title = readme_title(rows[0], rows[-1])
+    subfigure.suptitle(title, x=0.01, ha="left", fontsize=15, fontweight="bold")
+    mark_published(axes, rows)
+    axes.set_xlim(right=20)  # for the labels at the longest bars
+    return figure
+
+
+def readme_title(first: Row, last: Row) -> str:
+    """Returns what the H100's ladder gains, in two lines."""
+    return (
         f"One H100: {last.factor_baseline:.0f} times the training throughput of GPT-2 124M\n"
         f"{first.tok_per_sec:,.0f} → {last.tok_per_sec:,.0f} tokens per second,"
-        f" {first.reserved_gb:.1f} → {last.reserved_gb:.1f} GB",
-        x=0.01,
-        ha="left",
-        fontsize=15,
-        fontweight="bold",
+        f" {first.reserved_gb:.1f} → {last.reserved_gb:.1f} GB"
     )
+
+
+def mark_published(axes, rows: list[Row]) -> None:
+    """Draws circles, below each bar's middle, where the published A100 has come to."""
     axes.plot(
         [row.published_factor_baseline for row in rows],
         [place + 0.33 for place in range(len(rows))],
@@ -131,5 +141,3 @@ def readme_picture():
         label="published, on an A100",
     )
     axes.legend(loc="upper right")
-    axes.set_xlim(right=20)
-    return figure

@@ -82,15 +82,16 @@ class Gradients(Study):
         return [Table(columns, shown)]
 
     def notes(self, measured, rows):
-        machine = measured.machine
+        machine, notes = measured.machine, []
         left = [row.label for row in rows if not (row.record or row.error)]
-        unfinished = [f"Not checked yet: {', '.join(left)}."] if left else []
-        return [
-            *unfinished,
+        if left:
+            notes.append(f"Not checked yet: {', '.join(left)}.")
+        notes.append(
             f"{machine['name']}, PyTorch {machine['torch']}. Each figure is that of the worst"
             " tensor, relative to its gradient's norm. The reference of 01 is 00, of 02 and the"
-            " variants that train the same model it is 01; both uncompiled, in float32.",
-        ]
+            " variants that train the same model it is 01; both uncompiled, in float32."
+        )
+        return notes
 
 
 class VerdictCells:
@@ -107,11 +108,16 @@ class VerdictCells:
         return Column(comparison, lambda row: self.figure(row, comparison))
 
     def dropout(self, row: Row) -> str:
-        return (not row.error and unchecked_dropout(row.run)) or self.figure(row, "dropout")
+        reason = unchecked_dropout(row.run)
+        if reason and not row.error:
+            return reason
+        return self.figure(row, "dropout")
 
     def figure(self, row: Row, comparison: str) -> str:
         verdict = self.verdicts.get(row.run.name)
-        return verdict.cells.get(comparison, "") if verdict else ""
+        if not verdict:
+            return ""
+        return verdict.cells.get(comparison, "")
 
 
 def scripts_to_check(setup: Setup) -> list[Run]:
@@ -176,7 +182,9 @@ def chosen(names: str, runs: list[Run]) -> list[Run]:
 
 def is_in_report(run: Run, gpus: int) -> bool:
     """Returns whether a report checks it: on a CPU 01 alone, since others take minutes each."""
-    return run.script == "01" or gpus > 0 and str(run.script).startswith(IN_REPORT)
+    if run.script == "01":
+        return True
+    return gpus > 0 and str(run.script).startswith(IN_REPORT)
 
 
 def unchecked(run: Run, gradients: str) -> str | None:
@@ -197,6 +205,8 @@ def unchecked_dropout(run: Run) -> str | None:
 def reference_of(setup: Setup, run: Run) -> Path | None:
     """Returns the file of the script that has the same gradients; None where none has, since it is
     the first, or trains another model."""
-    if run.stage == "00" or run.loss == "changes" and run.stage != "02":
+    trains_another_model = run.loss == "changes" and run.stage != "02"
+    if run.stage == "00" or trains_another_model:
         return None
-    return setup.script(setup.scripts.stage("00" if run.stage == "01" else "01"))
+    reference = "00" if run.stage == "01" else "01"
+    return setup.script(setup.scripts.stage(reference))

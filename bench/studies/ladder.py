@@ -1,6 +1,7 @@
 """One technique more at a time."""
 
 from bench.analysis.rows import Row, printed
+from bench.analysis.totals import last_with_total
 from bench.catalogue import chained
 from bench.measure.plan import EVERY_ROUND, Plan
 from bench.report import waterfall
@@ -24,7 +25,9 @@ class Ladder(Study):
 
     def plans(self, setup):
         gpus = setup.machine["gpus"]
-        runs = setup.scripts.ladder(gpus)[: None if gpus > 1 else -1]
+        runs = setup.scripts.ladder(gpus)
+        if gpus < 2:
+            runs = runs[:-1]  # without 02
         runs = setup.scripts.select(setup.args.techniques, runs)
         yield Plan(chained(runs), seed_noise=1, cold_rounds=EVERY_ROUND, **self.length(setup))
 
@@ -43,20 +46,26 @@ class Ladder(Study):
         return {"ladder": [Table(columns, printed(rows))]}
 
     def picture(self, measured, rows):
-        """Returns None without a baseline. The title claims nothing that isn't significant."""
-        totals = [row.factor_baseline for row in rows if row.factor_baseline]
-        if not totals:
+        """Returns None without a baseline. The title claims nothing that isn't significant, and no
+        speedup where the last script may be slower than the first."""
+        last = last_with_total(rows)
+        if not last:
             return None
-        finding, first = "One more technique at a time", rows[0].run.number
-        if any(row.significance == "faster" for row in rows):
-            since = f" than after technique {first}" if first else ""
-            finding = f"{totals[-1]:.1f}× faster{since}"
+        finding = "One more technique at a time"
+        least, _ = last.speedup_over(last.baseline).interval or (0, 0)
+        if least > 1 and any(row.significance == "faster" for row in rows):
+            finding = f"{last.factor_baseline:.1f}× faster"
+            first = rows[0].run.number
+            if first:
+                finding += f" than after technique {first}"
         return waterfall.machine_picture(f"{finding}: {place_of(measured)}", rows)
 
 
 def speed_with_range(row: Row) -> str:
-    values = spread(row.speeds)
-    return fmt(row.tok_per_sec, ",.0f") + (f" ({values})" if values else "")
+    speed, values = fmt(row.tok_per_sec, ",.0f"), spread(row.speeds)
+    if values:
+        speed += f" ({values})"
+    return speed
 
 
 def significance_text(row: Row) -> str:

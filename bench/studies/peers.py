@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench import processes
-from bench.analysis.rows import Row, median_known, rows_of
+from bench.analysis.rows import Row, rows_of
 from bench.catalogue import Run, lacking
 from bench.common import ROOT, has_option, relative, sha256
 from bench.measure.journal import Measurement
@@ -357,16 +357,6 @@ def first_loss(row: Row) -> str:
     return fmt(row.record.logs[0]["val_loss"], ".2f") if row.record else ""
 
 
-def first_step_again(row: Row) -> str:
-    """Returns the seconds of the first step where an earlier round has compiled it."""
-    seconds = [
-        training.record.first_step_seconds
-        for number, training in row.by_round.items()
-        if number not in row.compiling_rounds
-    ]
-    return fmt(median_known(seconds), ".1f")
-
-
 def factor_or_error(row: Row) -> str:
     return row.error or bold(factor_text(row), row.significance)
 
@@ -380,7 +370,7 @@ def columns_over(reference: Run) -> list[Column]:
         INTERVAL,
         GB,
         num_col("first step, s", "record.first_step_seconds", ".1f"),
-        Column("again, s", first_step_again),
+        num_col("again, s", "warm_first_step_seconds", ".1f"),
         num_col("parameters", "record.config.parameters", ","),
         Column("weights", weights_of, True),
         Column("first loss", first_loss),

@@ -3,9 +3,10 @@
 import json
 import re
 from dataclasses import asdict, dataclass
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 from bench.common import write_whole
 from bench.measure.plan import Plan
@@ -34,16 +35,42 @@ def kind_of(name: str) -> str:
     return next(kind for kind, pattern in KINDS.items() if re.search(pattern, name))
 
 
-def operations_in(averages: list[dict], gpu: bool) -> list[dict]:
-    """Returns the operations of a profile, on a GPU its kernels, with their calls and seconds per
-    step; the longest first. A span of time isn't counted, since its operations are."""
-    device, time = ("CUDA", "self_device_us") if gpu else ("CPU", "self_cpu_us")
+@dataclass(frozen=True)
+class Operation:
+    """What a step spends on all calls of an operation or kernel."""
+
+    name: str
+    calls: float
+    seconds: float
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.name)
+
+    @property
+    def short_name(self) -> str:
+        return f"`{self.name[:80]}`"
+
+
+class KindTime(NamedTuple):
+    """What a step spends on a kind of operation."""
+
+    kind: str
+    seconds: float
+
+
+def operations_in(averages: list[dict], gpu: bool) -> list[Operation]:
+    """Returns the operations of a profile, on a GPU its kernels; the longest first. A span of time
+    isn't counted, since its operations are."""
+    device, time = "CPU", "self_cpu_us"
+    if gpu:
+        device, time = "CUDA", "self_device_us"
     operations = [
-        dict(name=row["name"], calls=row["calls"] / TIMED, seconds=row[time] / 1e6 / TIMED)
+        Operation(row["name"], row["calls"] / TIMED, row[time] / 1e6 / TIMED)
         for row in averages
         if row["device_type"] == device and not is_span(row, gpu)
     ]
-    return sorted(operations, key=itemgetter("seconds"), reverse=True)
+    return sorted(operations, key=attrgetter("seconds"), reverse=True)
 
 
 def is_span(row: dict, gpu: bool) -> bool:
@@ -56,13 +83,13 @@ class StepProfile:
 
     seconds: float
     gpu: bool
-    operations: list[dict]  # name, calls, seconds: the longest first
+    operations: list[Operation]  # the longest first
 
     def by_kind(self) -> dict[str, float]:
         """Returns the seconds of each kind of operation, and those in which nothing ran."""
         split = dict.fromkeys([*KINDS, "idle"], 0.0)
         for operation in self.operations:
-            split[kind_of(operation["name"])] += operation["seconds"]
+            split[operation.kind] += operation.seconds
         split["idle"] = max(0.0, self.seconds - sum(split.values()))
         return split
 
@@ -83,7 +110,11 @@ def profile_of(record: Record, averages: list[dict], on_gpu: bool) -> StepProfil
 
 def read_profile(folder: Path) -> StepProfile:
     content = json.loads((folder / PROFILE).read_text())
-    return StepProfile(content["seconds"], content["gpu"], content["operations"])
+    operations = [
+        Operation(operation["name"], operation["calls"], operation["seconds"])
+        for operation in content["operations"]  # older files have other fields, too
+    ]
+    return StepProfile(content["seconds"], content["gpu"], operations)
 
 
 class Profile(Study):
@@ -140,7 +171,7 @@ class Profile(Study):
 def kinds_table(profile: StepProfile) -> Table:
     """Returns how long a step spends on each kind of operation."""
     idle = "no kernel ran" if profile.gpu else "none of PyTorch's operations ran"
-    kinds = [dict(kind=kind, seconds=time) for kind, time in profile.by_kind().items() if time]
+    kinds = [KindTime(kind, time) for kind, time in profile.by_kind().items() if time]
     caption = (
         f"{TIMED} steady steps, {1000 * profile.seconds:,.1f} ms each while the profiler was"
         f" recording (which takes time itself). Idle: {idle}. The trace, for"
@@ -152,8 +183,8 @@ def kinds_table(profile: StepProfile) -> Table:
 def operations_table(profile: StepProfile) -> Table:
     """Returns the operations that take longest."""
     columns = [
-        Column("kernel" if profile.gpu else "operation", short_name, True),
-        Column("kind", lambda operation: kind_of(operation["name"]), True),
+        text_col("kernel" if profile.gpu else "operation", "short_name"),
+        text_col("kind", "kind"),
         num_col("calls per step", "calls", "g"),
         *time_columns(profile),
     ]
@@ -162,11 +193,11 @@ def operations_table(profile: StepProfile) -> Table:
 
 def time_columns(profile: StepProfile) -> list[Column]:
     """Returns the columns of the seconds of a table's lines."""
-    return [
-        Column("ms per step", lambda line: f"{1000 * line['seconds']:,.2f}"),
-        Column("share", lambda line: f"{line['seconds'] / profile.seconds:.1%}"),
-    ]
 
+    def milliseconds(line: Operation | KindTime) -> str:
+        return f"{1000 * line.seconds:,.2f}"
 
-def short_name(operation: dict) -> str:
-    return f"`{operation['name'][:80]}`"
+    def share(line: Operation | KindTime) -> str:
+        return f"{line.seconds / profile.seconds:.1%}"
+
+    return [Column("ms per step", milliseconds), Column("share", share)]

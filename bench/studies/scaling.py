@@ -1,12 +1,13 @@
 """Weak scaling: 02 with as many processes as asked, each with the same batch."""
 
 from bench.analysis.rows import Row, ratio
-from bench.catalogue import published
+from bench.catalogue import Run, published
 from bench.measure.plan import Plan
 from bench.report.notes import machine_note
 from bench.report.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, spread
 from bench.studies import Study
 from bench.subcommands import positive
+from gpt_speed.common import counted
 from gpt_speed.tables import Column, Table, fmt
 
 
@@ -20,15 +21,49 @@ def speed_per_process(row: Row) -> str:
 
 
 def efficiency_of(row: Row) -> float | None:
-    """Returns the speed of each process as a share of that of 01: the mean over the rounds."""
-    factor = row.factor if row.reference else 1.0
-    return ratio(factor, row.run.processes) if row.speeds else None
+    """Returns the speed of each process as a share of that of 01: the mean over the rounds. Returns
+    None where it or that of 01 isn't known."""
+    if not row.speeds:
+        return None
+    if row.run.compared_to is None:  # 01 itself
+        return 1.0
+    return ratio(row.factor, row.run.processes)
 
 
 def interval_of(row: Row) -> str:
     """Returns that in which the efficiency lies with a confidence of 95 %."""
     interval = row.speedup_over(row.baseline).interval or ()
     return spread([factor / row.run.processes for factor in interval], ".0%")
+
+
+def with_processes(size: int, ddp: Run, machine: dict) -> Run:
+    """Returns 02 with so many processes, with an error where the machine is too small."""
+    most, unit = machine["threads"], "cores"
+    if machine["gpus"]:
+        most, unit = machine["gpus"], "GPUs"
+    return ddp.replace(
+        name=f"{ddp.name}-{size}",
+        label=f"02, {counted(size, 'process', 'es')}",
+        processes=size,
+        error=f"needs {size} {unit}" if size > most else None,
+    )
+
+
+def cores_of_each(sizes: list[int], machine: dict) -> int | None:
+    """Returns how many cores of a CPU each process has: its share where the most run that fit. On
+    GPUs None: all may use all."""
+    if machine["gpus"]:
+        return None
+    threads = machine["threads"]
+    most = max((size for size in sizes if size <= threads), default=1)
+    return max(1, threads // most)
+
+
+def with_cores(run: Run, of_each: int | None) -> Run:
+    """Returns a run with the number of cores that all of its processes have."""
+    if of_each is None:
+        return run.replace(facts=dict(cores=None))
+    return run.replace(facts=dict(cores=of_each * run.processes))
 
 
 class Scaling(Study):
@@ -51,22 +86,11 @@ class Scaling(Study):
     def plans(self, setup):
         """Yields 01, and 02 with each number of processes. On a CPU each process has as many cores
         at every size."""
-        gpus, sizes = setup.machine["gpus"], setup.args.sizes
-        most, unit = (gpus, "GPUs") if gpus else (setup.machine["threads"], "cores")
-        largest = max((size for size in sizes if size <= most), default=1)
-        cores = None if gpus else max(1, most // largest)  # of each process
-        base = setup.scripts.stage("01").replace(published=None, facts=dict(cores=cores))
+        base = setup.scripts.stage("01").replace(published=None)
         ddp = setup.scripts.stage("02").replace(published=None, compared_to=base.name)
-        runs = [base]
-        for size in sizes:
-            run = ddp.replace(
-                name=f"{ddp.name}-{size}",
-                label=f"02, {size} process{'es' if size > 1 else ''}",
-                processes=size,
-                facts=dict(cores=cores and cores * size),
-                error=f"needs {size} {unit}" if size > most else None,
-            )
-            runs.append(run)
+        machine, sizes = setup.machine, setup.args.sizes
+        runs = [base, *(with_processes(size, ddp, machine) for size in sizes)]
+        runs = [with_cores(run, cores_of_each(sizes, machine)) for run in runs]
         yield Plan(runs, **self.length(setup))
 
     def cores(self, run):

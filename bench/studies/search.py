@@ -8,7 +8,8 @@ fixed before they start: what 00 comes to in an epoch of the text, at its best s
 import math
 from argparse import SUPPRESS
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from bench.analysis.rows import Row, rows_of
@@ -25,13 +26,28 @@ from gpt_speed.tables import Column, Table, fmt
 
 # Fields of a Plan whose runs choose settings; reported times have other seeds.
 TUNING: dict = dict(first_seed=1, cold_rounds=0)
-# The parts of a search: {divisor of an epoch: how many settings train so long}.
-# An eighth of the book's would be 0.2 seconds on a GPU, seven steps, which tell nothing.
-HALVING = {"cuda": {2: 8, 1: 1}, "cpu": {8: 8, 2: 2, 1: 1}}
 TARGET = "the lowest validation loss of 00 in one epoch of the text, at its best settings"
 LIMIT = 2  # epochs without the target, after which a run is ended
 LOG_TOKENS = {"cuda": 40_960, "cpu": 16_384}  # from one log line to the next
 LOWEST_LOSS = Column("lowest val loss", lambda row: row.error or fmt(row.lowest_val_loss, ".4f"))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a search."""
+
+    divisor: int  # each setting trains for 1/divisor of an epoch
+    count: int  # settings of each script
+
+    @property
+    def kind(self) -> str:
+        """Its plan's kind."""
+        return f"epoch-{self.divisor}" if self.divisor > 1 else "epoch"
+
+
+# The parts by the device, in their order.
+# An eighth of the book's epoch would be 0.2 seconds on a GPU, seven steps, which tell nothing.
+HALVING = {"cuda": [Part(2, 8), Part(1, 1)], "cpu": [Part(8, 8), Part(2, 2), Part(1, 1)]}
 
 
 class Point(NamedTuple):
@@ -50,6 +66,7 @@ class Point(NamedTuple):
         ]
 
     def run(self, setup: Setup) -> Run:
+        """Returns the run of the script with these settings."""
         run = setup.scripts.find(self.stage, setup.machine)
         return run.replace(
             name=f"{run.name}-batch-{self.batch}-rate-{self.rate:g}",
@@ -82,9 +99,11 @@ def default_point(setup: Setup) -> Point:
 def loss_in_equal_time(row: Row) -> float:
     """Returns the loss after as many seconds as the fastest settings of the row's script took
     for all of their tokens; infinity where the run failed."""
+    if row.error:
+        return math.inf
     alike = [other for other in row.rows if point_of(other).stage == point_of(row).stage]
     times = [training.train_seconds for other in alike for training in other.trainings]
-    return math.inf if row.error else row.loss_at(min(times, default=0)) or math.inf
+    return row.loss_at(min(times, default=0)) or math.inf
 
 
 def ranked(rows: list[Row], stage: str) -> list[Point]:
@@ -108,37 +127,43 @@ def plan_of(runs: list[Run], kind: str, **settings) -> Plan:
     return Plan(runs, kind, full_length=True, new_seeds=True, **settings)
 
 
-def part_of(setup: Setup, points: list[Point], divisor: int) -> Plan:
-    """Returns the part of a search that trains settings for 1/divisor of an epoch."""
-    kind = f"epoch-{divisor}" if divisor > 1 else "epoch"
-    tokens = (setup.args.max_tokens or tokens_per_epoch(setup.data)) // divisor
+def plan_of_part(part: Part, points: list[Point], setup: Setup) -> Plan:
+    """Returns the plan of a part of a search with these settings."""
     return plan_of(
         [point.run(setup) for point in points],
-        kind,
-        tokens=tokens,
+        part.kind,
+        tokens=(setup.args.max_tokens or tokens_per_epoch(setup.data)) // part.divisor,
         log_tokens=LOG_TOKENS[setup.device],
         **TUNING,
     )
 
 
 def explore(
-    setup: Setup,
-    stages: tuple[str, ...],
-    divisor: int,
-    count: int,
+    setup: Setup, stages: tuple[str, ...], part: Part
 ) -> Generator[Plan, Measurement, list[Row]]:
-    """Yields plans until `count` settings of each script were tried: from 00's own on, those
-    around the best. Returns the rows. 00 goes first: for the others its best settings are a
-    better start than the published ones."""
-    start, points = default_point(setup), []
-    for part in stages[:1], stages[1:]:
-        new = [start._replace(stage=stage) for stage in part]
-        while new:
-            points += new
-            measured = yield part_of(setup, points, divisor)
-            rows = rows_of(measured)
-            new = [point for stage in part for point in next_points(ranked(rows, stage), count)]
-        start = ranked(rows, "00")[0]
+    """Yields plans until the part's number of settings of each script were tried. Returns the rows.
+    00, the first one, goes from its own settings on: the best of them are a better start for the
+    others than the published ones."""
+    first, *others = stages
+    rows = yield from climb(setup, [default_point(setup)], part)
+    best = ranked(rows, first)[0]
+    return (yield from climb(setup, [best._replace(stage=stage) for stage in others], part, rows))
+
+
+def climb(
+    setup: Setup, starts: list[Point], part: Part, before: Sequence[Row] = ()
+) -> Generator[Plan, Measurement, list[Row]]:
+    """Yields plans with more and more settings, first the `starts`, one for each script, then those
+    around the best ones, until the part's number was tried. What was tried `before` is in each
+    plan, too. Returns the rows."""
+    points, new = [point_of(row) for row in before], starts
+    while new:
+        points += new
+        measured = yield plan_of_part(part, points, setup)
+        rows = rows_of(measured)
+        new = []
+        for start in starts:
+            new += next_points(ranked(rows, start.stage), part.count)
     return rows
 
 
@@ -147,10 +172,11 @@ def read_search(setup: Setup) -> tuple[list[Point], dict]:
     runs to it, as fields of Plan. Raises UserError where there is no whole search, or one
     that was measured in another way, OSError."""
     path = journal_of(setup.results, "search")
-    last = next((part for part in newest(read_journal(path)) if part.kind == "epoch"), None)
-    rows = rows_of(last) if last and not last.jobs_left() else []
-    if not rows or rows[0].error:
+    by_kind = {part.kind: part for part in newest(read_journal(path))}
+    last = by_kind.get("epoch")
+    if not last or last.jobs_left() or rows_of(last)[0].error:
         raise UserError("there is no whole search: python measure.py search, or search --resume")
+    rows = rows_of(last)
     different = last.differs_from(setup)
     if different:
         raise UserError(
@@ -194,23 +220,27 @@ class Search(Study):
 
     def plans(self, setup):
         stages = self.stages(setup)
-        (divisor, count), *others = HALVING[setup.device].items()
-        rows = yield from explore(setup, stages, divisor, count)
-        for divisor, count in others:
-            best = [point for stage in stages for point in ranked(rows, stage)[:count]]
-            measured = yield part_of(setup, best, divisor)
+        first, *others = HALVING[setup.device]
+        rows = yield from explore(setup, stages, first)
+        for part in others:
+            best = [point for stage in stages for point in ranked(rows, stage)[: part.count]]
+            measured = yield plan_of_part(part, best, setup)
             rows = rows_of(measured)
 
     def later(self, setup, plan):
         """Returns a plan of one run, at the default settings, for each that is left to try of a
         script, in this part and those after it."""
-        tried = Counter((plan.kind, run.facts["stage"]) for run in plan.runs)
-        start, stages, plans = default_point(setup), self.stages(setup), []
-        for divisor, count in HALVING[setup.device].items():
-            for stage in stages:
-                like = part_of(setup, [start._replace(stage=stage)], divisor)
-                if like.tokens >= plan.tokens:
-                    plans += [like] * (count - tried[like.kind, stage])
+        parts = HALVING[setup.device]
+        kinds = [part.kind for part in parts]
+        now, *after = parts[kinds.index(plan.kind) :]
+        tried = Counter(run.facts["stage"] for run in plan.runs)
+        plans = []
+        for stage in self.stages(setup):
+            default = default_point(setup)._replace(stage=stage)
+            left = now.count - tried[stage]
+            plans += [plan_of_part(now, [default], setup)] * left
+            for part in after:
+                plans += [plan_of_part(part, [default], setup)] * part.count
         return plans
 
     def tables(self, measured, rows):

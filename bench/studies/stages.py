@@ -59,9 +59,9 @@ class Stages(Study):
         tokens, epochs = setup.args.max_tokens, setup.args.epochs
         if setup.in_report and setup.machine["gpus"]:
             epochs = EPOCHS_IN_REPORT
-        if epochs and not tokens:
-            runs = [run.replace(options=("--epochs", str(epochs))) for run in runs]
-        yield Plan(runs, full_length=True, tokens=tokens)
+        if tokens:
+            epochs = None  # the tokens alone say how long a run is
+        yield Plan(runs, full_length=True, tokens=tokens, epochs=epochs)
 
     def batches(self, setup):
         """Returns other batch sizes where scripts are composed, which need less memory."""
@@ -70,7 +70,7 @@ class Stages(Study):
         return setup.batches
 
     def notes(self, measured, rows):
-        epochs = measured.plan.runs[0].epochs
+        epochs = measured.plan.epochs
         return full_notes(measured, rows, counted(epochs, "epoch") if epochs else None)
 
     def excerpts(self, measured, rows):
@@ -84,31 +84,29 @@ def run_of(stage: str, setup: Setup) -> Run:
     """Returns one of the three scripts as this machine trains it: the file itself, edited or not,
     unless it is composed for this machine. Raises UserError, StackError."""
     run = setup.scripts.for_machine(stage, setup.machine, setup.options)
-    return run.replace(script=ROOT / STAGES[stage]) if run.script == stage else run
+    if run.script != stage:
+        return run
+    return run.replace(script=ROOT / STAGES[stage])
 
 
 def latest_runs(folder: Path) -> list[Measurement]:
-    """Returns the latest complete run of each script, those of one setting as one measurement, and
-    prints how many runs did not complete."""
-    complete, incomplete = records_in(folder)
-    if incomplete:
-        print(f"{counted(incomplete, 'run')} that did not complete: left out")
-    return latest_by_setting(complete)
+    """Returns the latest complete run of each script, those of one setting as one measurement."""
+    return latest_by_setting(complete_records(folder))
 
 
-def records_in(folder: Path) -> tuple[list[Record], int]:
-    """Returns the records of complete runs, in the journal or started by hand, and how many runs
+def complete_records(folder: Path) -> list[Record]:
+    """Returns the records of complete runs, in the journal or started by hand. Prints how many runs
     did not complete."""
-    records, without_record = loose_records(folder), 0
-    for measured in read_journal(journal_of(folder, "stages")):
-        for result in measured.results:
-            if result.record:
-                records.append(result.record)
-            else:
-                without_record += 1
+    journal = read_journal(journal_of(folder, "stages"))
+    results = [result for measured in journal for result in measured.results]
+    records = loose_records(folder) + [result.record for result in results if result.record]
     records = [record for record in records if record.run_name in LABELS]
     complete = [record for record in records if record.outcome.complete]
-    return complete, without_record + len(records) - len(complete)
+    without_record = sum(result.record is None for result in results)
+    incomplete = without_record + len(records) - len(complete)
+    if incomplete:
+        print(f"{counted(incomplete, 'run')} that did not complete: left out")
+    return complete
 
 
 def latest_by_setting(records: list[Record]) -> list[Measurement]:
@@ -155,22 +153,34 @@ def published_record(stage: str, source: dict, figures: Published) -> Record:
 
 
 def side_by_side(records: dict[str, Record]) -> Measurement:
-    """Returns one record of each script as a measurement, in which each is compared to 00. Where
-    they differ in length, and losses can't be compared, their labels have the tokens."""
+    """Returns one record of each script as a measurement, in which each is compared to 00, unless
+    it ran in another way. Where they differ in length, and losses can't be compared, their labels
+    have the tokens."""
     tokens = [tokens_of(record) for record in records.values()]
     differ = max(tokens) > 1.5 * min(tokens)
-    base = "00" if "00" in records else None
-    runs = [
-        Run(
-            stage,
-            label_of(stage, record, with_tokens=differ),
-            processes=record.config["world_size"],
-            compared_to=base if stage != base else None,
-        )
-        for stage, record in sorted(records.items())
-    ]
-    results = [result_of(stage, record) for stage, record in sorted(records.items())]
+    base = records.get("00")
+    runs, results = [], []
+    for stage, record in sorted(records.items()):
+        differences = differences_between(record, base) if base else []
+        label = ", ".join([label_of(stage, record, with_tokens=differ), *differences])
+        run = Run(stage, label, processes=record.config["world_size"])
+        if base and stage != "00" and not differences:
+            run = run.replace(compared_to="00")
+        runs.append(run)
+        results.append(result_of(stage, record))
     return Measurement(Plan(runs), results, study="stages")
+
+
+def differences_between(record: Record, base: Record) -> list[str]:
+    """Returns what keeps a run from being compared to another one: its PyTorch and, on a CPU, its
+    threads, of which each of several ranks has a share."""
+    own, other = record.environment, base.environment
+    words = {"torch": f"PyTorch {own.get('torch')}"}
+    if record.config["device"] == "cpu" and record.config["world_size"] == 1:
+        words["threads"] = counted(own.get("threads") or 0, "thread")
+    # Older records don't tell their threads.
+    known = [name for name in words if None not in (own.get(name), other.get(name))]
+    return [words[name] for name in known if own[name] != other[name]]
 
 
 def result_of(stage: str, record: Record) -> Result:
@@ -190,7 +200,9 @@ def label_of(stage: str, record: Record, with_tokens: bool) -> str:
     """Returns a script's name, with how this run differs from others of it."""
     config = record.config
     name = LABELS[record.run_name]
-    parts = [f"{name} × {config['world_size']}" if stage == "02" else name]
+    if stage == "02":
+        name += f" × {config['world_size']}"
+    parts = [name]
     if config.get("batch_size"):
         parts.append(f"batch {config['batch_size']}")
     if with_tokens:
@@ -202,12 +214,15 @@ def label_of(stage: str, record: Record, with_tokens: bool) -> str:
 
 def setting_of(row: Row) -> str:
     config, text = row.record.config, row.record.text
-    return f"{config['model']} / {config['context_length']:,}" + (f", {text}" if text else "")
+    setting = f"{config['model']} / {config['context_length']:,}"
+    if text:
+        setting += f", {text}"
+    return setting
 
 
 def scripts_table(groups: list[Measurement]) -> Table:
     """Returns a row for each script of each group; without any, those of the published figures."""
-
+    rows = [row for measured in groups or [published_runs()] for row in rows_of(measured)]
     return Table(
         [
             text_col("device", "record.device_name"),
@@ -220,13 +235,15 @@ def scripts_table(groups: list[Measurement]) -> Table:
             num_col("MFU", "mfu", ".1%"),
             num_col("val loss", "val_loss", ".3f"),
         ],
-        [row for measured in groups or [published_runs()] for row in rows_of(measured)],
+        rows,
         missing="n/a",
     )
 
 
 def speedup_text(row: Row) -> str:
-    return "1.00" if row.run.name == "00" else fmt(row.factor, ".2f")
+    if row.run.name == "00":
+        return "1.00"
+    return fmt(row.factor, ".2f")
 
 
 def quartiles_text(row: Row) -> str:
@@ -252,29 +269,19 @@ def draw_scripts(groups: list[Measurement]):
 
 def draw_group(speed, memory, rows: list[Row]) -> None:
     """Draws the bars of one group into its two panels."""
-    draw_bars(
-        speed,
-        [
-            Bar(fill(row.label, 26), row.tok_per_sec, speed_text(row), COLOURS[row.run.name])
-            for row in rows
-        ],
-    )
-    draw_bars(
-        memory,
-        [
-            Bar(
-                "",
-                row.reserved_gb,
-                fmt(row.reserved_gb, ".2f") or "n/a",
-                COLOURS[row.run.name],
-            )
-            for row in rows
-        ],
-    )
+    speeds, sizes = [], []
+    for row in rows:
+        colour, gb = COLOURS[row.run.name], row.reserved_gb
+        speeds.append(Bar(fill(row.label, 26), row.tok_per_sec, speed_text(row), colour))
+        sizes.append(Bar("", gb, fmt(gb, ".2f") or "n/a", colour))
+    draw_bars(speed, speeds)
+    draw_bars(memory, sizes)
     speed.set_xlabel("speed, tok/sec (all processes)")
     memory.set_xlabel("reserved memory, GB (per process)")
 
 
 def speed_text(row: Row) -> str:
-    factor = f"  ({row.factor:.2f}×)" if row.factor else ""
-    return f"{row.tok_per_sec:,.0f}{factor}"
+    speed = f"{row.tok_per_sec:,.0f}"
+    if row.factor:
+        speed += f"  ({row.factor:.2f}×)"
+    return speed

@@ -43,16 +43,17 @@ class Sweep(Study):
                 raise UserError(f"{OPTION[name]} is set by the sweep itself", 2)
         script = setup.scripts.stage("01").replace(published=None)
         runs = [run_of(script, size) for size in sizes]
-        ram = setup.machine["ram_gb"] if device == "cpu" else None
+        growth = Growth(GROWTH[what], limit_of(setup.machine))
         length = self.length(setup) | dict(min_steps=MIN_STEPS[device])
-        yield Plan(
-            runs, what, cold_rounds=0, growth=Growth(GROWTH[what], ram and ram / 2), **length
-        )
+        yield Plan(runs, what, cold_rounds=0, growth=growth, **length)
 
     def tables(self, measured, rows):
-        """Returns speed and memory of each size, up to the first that isn't tried."""
+        """Returns speed and memory of each size. Of those that aren't tried only the first is
+        shown, unless the size before it says why."""
         shown = rows[:1]
-        shown += [row for before, row in pairwise(rows) if not (before.error and is_not_tried(row))]
+        for before, row in pairwise(rows):
+            if not (before.error and is_not_tried(row)):
+                shown.append(row)
         return [
             Table(
                 [
@@ -72,6 +73,14 @@ class Sweep(Study):
             f"{machine_note(measured, rows)} {peak_note(measured.peak)}",
             "tok/sec is the median over the rounds of each run's median step.",
         ]
+
+
+def limit_of(machine: dict) -> float | None:
+    """Returns the GB that a run may take by estimate: half of a CPU's RAM; None where that isn't
+    known, and on a GPU, which says itself what doesn't fit."""
+    if machine["device"] != "cpu" or not machine["ram_gb"]:
+        return None
+    return machine["ram_gb"] / 2
 
 
 def batch_sizes() -> list[dict[str, int]]:

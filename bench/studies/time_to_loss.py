@@ -49,12 +49,13 @@ class TimeToLoss(Study):
             help="to the target of a search, at the settings best there",
         )
 
-    def runs(self, setup):
+    def runs(self, setup: Setup) -> list[Run]:
         """Returns 00, 01, and the variants that are asked for."""
         scripts, names = setup.scripts, setup.args.names
         first, last = scripts.stage("00"), scripts.stage("01").replace(compared_to="00_orig")
-        others = scripts.variants(last, setup.machine, names=names) if names else []
-        return [first, last, *others]
+        if not names:
+            return [first, last]
+        return [first, last, *scripts.variants(last, setup.machine, names=names)]
 
     def plans(self, setup):
         if setup.args.epoch:
@@ -155,23 +156,29 @@ def plan_to_target(runs: list[Run], kind: str, log_tokens: int, length: dict) ->
 
 def tokens_of_default_run(setup: Setup) -> int:
     """Returns how many tokens 00 trains on where no option says it, about."""
-    return EPOCHS * tokens_per_epoch(setup.data) if setup.machine["gpus"] else DEMO_TOKENS
+    if setup.machine["gpus"]:
+        return EPOCHS * tokens_per_epoch(setup.data)
+    return DEMO_TOKENS
 
 
 def in_order(rows: list[Row], target: float) -> list[Row]:
     """Returns 00 first, then the slowest to the target before the faster ones."""
-    slowest_first = sorted(rows, key=lambda row: seconds_or_never(row, target), reverse=True)
-    return sorted(slowest_first, key=lambda row: row.run.stage != "00")
+    baseline = [row for row in rows if row.run.stage == "00"]
+    others = [row for row in rows if row.run.stage != "00"]
+    others.sort(key=lambda row: seconds_or_never(row, target), reverse=True)
+    return baseline + others
 
 
 def seconds_or_never(row: Row, target: float) -> float:
     """Returns the seconds to the target; infinity where the row hasn't reached it."""
-    return row.seconds_to(target, True) or math.inf
+    return row.seconds_to(target, with_first_step=True) or math.inf
 
 
 def colour_key(row: Row) -> str:
     """Returns one of SCRIPTS."""
-    return row.run.stage if row.run.stage in ("00", "01") else "02"
+    if row.run.stage in ("00", "01"):
+        return row.run.stage
+    return "02"
 
 
 def draw_speeds(axes, rows: list[Row]) -> None:
@@ -199,7 +206,7 @@ def draw_times(axes, rows: list[Row], target: float) -> None:
             time_text(row, target),
             COLOURS[colour_key(row)],
             whisker=reached_times(row, target),
-            behind=row.seconds_to(target, True) or 0,
+            behind=row.seconds_to(target, with_first_step=True) or 0,
         )
         for row in rows
     ]
@@ -216,7 +223,7 @@ def title_of(rows: list[Row], target: float) -> str:
     """Returns the finding, where it is significant, and what a picture shows."""
     title = f"Speed, and seconds to a validation loss of {target:.2f}: "
     best = min(rows, key=lambda row: seconds_or_never(row, target))
-    speedup = best.speedup(target, True)
+    speedup = best.speedup(target, with_first_step=True)
     if speedup.significance != "faster":
         return title
     one, other = script_of(best), script_of(best.reference)
@@ -230,10 +237,13 @@ def script_of(row: Row) -> str:
 
 def time_text(row: Row, target: float) -> str:
     """Returns what stands at a bar: the seconds, and the speedup over the row's reference."""
-    seconds, factor = row.seconds_to(target, True), speedup_of(row, target, True)
+    seconds = row.seconds_to(target, with_first_step=True)
     if not seconds:
         return row.error or "not reached"
-    return f"{seconds:,.1f} s" + (f", {factor}×" if factor else "")
+    factor = speedup_of(row, target, with_first_step=True)
+    if factor:
+        return f"{seconds:,.1f} s, {factor}×"
+    return f"{seconds:,.1f} s"
 
 
 @dataclass(frozen=True)
@@ -243,7 +253,8 @@ class TimeCells:
     target: float
 
     def seconds(self, row: Row) -> str:
-        return row.error or fmt(row.seconds_to(self.target, True), ",.1f") or "not reached"
+        seconds = row.seconds_to(self.target, with_first_step=True)
+        return row.error or fmt(seconds, ",.1f") or "not reached"
 
     def range(self, row: Row) -> str:
         """Returns the range of the seconds, up to "not reached" where a run missed the target."""
@@ -255,9 +266,11 @@ class TimeCells:
 
     def first_step(self, row: Row) -> str:
         """Returns the seconds that the first step takes beyond a median one."""
-        extra = subtract(row.seconds_to(self.target, True), row.seconds_to(self.target))
-        # It may be shorter than a median step.
-        return "" if extra is None else f"{max(0.0, extra):.1f}"
+        with_first = row.seconds_to(self.target, with_first_step=True)
+        extra = subtract(with_first, row.seconds_to(self.target))
+        if extra is None:
+            return ""
+        return f"{max(0.0, extra):.1f}"  # it may be shorter than a median step
 
     def again(self, row: Row) -> str:
         """Returns the seconds of a second start, which finds the compiler's cache."""
@@ -279,7 +292,7 @@ class TimeCells:
         return bold(text, row.speedup(self.target, with_first_step).significance)
 
     def interval(self, row: Row) -> str:
-        return spread(row.speedup(self.target, True).interval, ".2f")
+        return spread(row.speedup(self.target, with_first_step=True).interval, ".2f")
 
     def tokens(self, row: Row) -> str:
         return fmt(row.tokens_to(self.target), ",.0f")

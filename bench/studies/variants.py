@@ -42,16 +42,14 @@ class Variants(Study):
         )
 
     def plans(self, setup):
-        scripts, machine, group = setup.scripts, setup.machine, setup.args.group
-        if group and setup.args.names:
+        group, names = setup.args.group, setup.args.names
+        if group and names:
             raise UserError("--names and a group choose different variants: give one of them", 2)
         if group == TRAINER:
             runs = trainer_runs(setup)
         else:
-            base = (
-                scripts.stage("02", machine["gpus"] or 2) if group in OF_02 else scripts.stage("01")
-            )
-            runs = scripts.with_variants(base, machine, group, setup.args.names)
+            base = base_of(group, setup)
+            runs = setup.scripts.with_variants(base, setup.machine, group, names)
         yield Plan(runs, group or "", seed_noise=2, cold_rounds=EVERY_ROUND, **self.length(setup))
 
     def imports(self, run):
@@ -66,6 +64,14 @@ class Variants(Study):
         if measured.kind and not measured.kind.startswith("parallel"):
             return None
         return draw_alternatives(measured, rows[0], rows[1:])
+
+
+def base_of(group: str | None, setup: Setup) -> Run:
+    """Returns the script whose variants a group has: 02 on all GPUs, or on two ranks of a CPU; else
+    01."""
+    if group in OF_02:
+        return setup.scripts.stage("02", setup.machine["gpus"] or 2)
+    return setup.scripts.stage("01")
 
 
 def trainer_runs(setup: Setup) -> list[Run]:

@@ -57,7 +57,9 @@ def by_other_run(name: str, roundings: dict, type: str, facts: dict) -> Check:
 
 def error_of(distances: list[float]) -> float:
     """Returns how far a gradient is off, relative to the other one's norm; infinite for NaN."""
-    return distances[0] if isfinite(distances[0]) else inf
+    if isfinite(distances[0]):
+        return distances[0]
+    return inf
 
 
 def by_numbers(name: str, facts: dict) -> Check:

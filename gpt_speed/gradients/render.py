@@ -1,10 +1,12 @@
 """What is said of a script's gradients: a text, and JSON."""
 
 from math import isfinite
+from operator import itemgetter
 
 from gpt_speed.common import counted, script_name
 from gpt_speed.gradients.judge import Check
-from gpt_speed.gradients.run import MENDS, Answer
+from gpt_speed.gradients.order import MENDS
+from gpt_speed.gradients.run import Answer
 
 LISTED = 5  # wrong tensors that are named
 
@@ -19,14 +21,14 @@ def screen(answer: Answer) -> str:
     lines = [head, "", *(f"- {line_of(check)}" for check in answer.checks)]
     lines += [f"- {note}" for note in answer.notes]
     for check in answer.wrong:
-        worst = sorted(check.wrong.items(), key=lambda item: -item[1])
+        worst = sorted(check.wrong.items(), key=itemgetter(1), reverse=True)
         lines += ["", f"Wrong, {check.name}:", ""]
         lines += [f"- `{tensor}`: off by {error:.0%}" for tensor, error in worst[:LISTED]]
         if len(worst) > LISTED:
             lines.append(f"- and {len(worst) - LISTED} more")
     if answer.mends:
         lines += ["", "Right with each of these:", ""]
-        lines += [f"- {MENDS[mend]}" for mend in answer.mends]
+        lines += [f"- {MENDS[mend].words}" for mend in answer.mends]
     return "\n".join(lines) + "\n"
 
 
@@ -61,11 +63,13 @@ def as_json(answer: Answer) -> dict:
             )
             for check in answer.checks
         ],
-        mends=[MENDS[mend] for mend in answer.mends],
+        mends=[MENDS[mend].words for mend in answer.mends],
         notes=answer.notes,
     )
 
 
 def finite(error: float) -> float | None:
     """Returns None for an infinite error, which JSON doesn't have."""
-    return error if isfinite(error) else None
+    if not isfinite(error):
+        return None
+    return error

@@ -14,6 +14,7 @@ from pathlib import Path
 from gpt_speed import children
 from gpt_speed.common import UserError, script_name
 from gpt_speed.gradients.judge import UNIT, Check, by_numbers, by_other_run, unlike
+from gpt_speed.gradients.order import MENDS, Order
 
 CHILD = Path(__file__).with_name("child.py")
 ROUNDINGS = 4  # by which weights are changed, to see what rounding does to gradients
@@ -23,38 +24,6 @@ BEGINS = (
     "{script} runs until its first update, two to ten times, uncompiled and compiled: on two cores"
     " mostly a minute or two"
 )
-# What may mend a wrong gradient of a compiled program, with what to type.
-MENDS = {
-    "allow_buffer_reuse": "torch._inductor.config.allow_buffer_reuse = False",
-    "mix_order_reduction": "TORCHINDUCTOR_MIX_ORDER_REDUCTION=0 in the environment",
-    "memory_budget": "torch._functorch.config.activation_memory_budget = 1",
-    "aot_eager": 'torch.compile(..., backend="aot_eager"), which leaves Inductor out',
-}
-VARIABLES = {"mix_order_reduction": {"TORCHINDUCTOR_MIX_ORDER_REDUCTION": "0"}}
-
-
-@dataclass(frozen=True)
-class Order:
-    """How the script runs, as child.py explains."""
-
-    compiled: bool = False
-    keep: str = ""
-    compare: str = ""
-    float32: bool = False
-    same_masks: bool = True
-    jitter: float = 0.0
-    switches: tuple[str, ...] = ()
-    seconds: float = 0.0
-
-    @property
-    def environment(self) -> dict[str, str]:
-        # TF32 would hide what is off; a script may switch it on in several ways.
-        variables = dict(PYTHONHASHSEED="0", NVIDIA_TF32_OVERRIDE="0")
-        if not self.compiled:  # "0" would switch PyTorch 2.4's off, too
-            variables["TORCH_COMPILE_DISABLE"] = "1"
-        for switch in self.switches:
-            variables |= VARIABLES.get(switch, {})
-        return variables
 
 
 @dataclass
@@ -76,7 +45,9 @@ class Answer:
     def verdict(self) -> str:
         if self.wrong:
             return "wrong"
-        return "right" if any(check.judged for check in self.checks) else "not compared"
+        if any(check.judged for check in self.checks):
+            return "right"
+        return "not compared"
 
 
 class Script:
@@ -90,7 +61,7 @@ class Script:
         UserError where it makes no update."""
         began = time.monotonic()
         report = self.folder / f"{what}.json"
-        words = json.dumps(asdict(order) | dict(report=str(report)))
+        words = json.dumps(asdict(replace(order, report=str(report))))
         children.rewind_stdin()
         try:
             code, out, err = children.run_child(
@@ -165,21 +136,21 @@ class Comparison:
 
     def compare_all(self) -> None:
         """Adds all checks to the answer. Raises NotCompared where the script forbids them."""
-        as_it_is = self.as_it_is()
-        plain = self.without_autocast() if as_it_is["autocast"] else as_it_is
+        plain = as_it_is = self.as_it_is()
+        autocast = as_it_is["autocast"]
+        if autocast:
+            plain = self.without_autocast()
         self.type = coarsest(plain["types"])
         roundings = self.roundings(plain)
-        budget = 1.0
-        if as_it_is["compiles"]:
-            budget = self.compare_compiled(roundings)
-        else:
+        if not as_it_is["compiles"]:
             self.answer.notes.append("nothing is compiled")
-        if as_it_is["compiles"] and as_it_is["autocast"]:
-            self.compare_autocast(as_it_is["autocast"], plain["tensors"])
-        if risks := risks_of(plain, budget):
-            self.differentiate(bool(as_it_is["compiles"]), risks)
-        if as_it_is["compiles"]:
-            self.find_mends()
+            self.differentiate(risks_of(plain), compiled=False)
+            return
+        budget = self.compare_compiled(roundings)
+        if autocast:
+            self.compare_autocast(autocast, plain["tensors"])
+        self.differentiate(risks_of(plain, budget), compiled=True)
+        self.find_mends()
 
     def as_it_is(self) -> dict:
         """Returns the facts of the uncompiled script, whose gradients are kept. Raises NotCompared
@@ -204,7 +175,8 @@ class Comparison:
         jitter = ROUNDINGS * UNIT[self.type]
         order = replace(self.order, compare=self.file, jitter=jitter)
         again = self.script.run("uncompiled, weights changed by rounding", order)
-        if difference := unlike(plain, again, jitter):
+        difference = unlike(plain, again, jitter)
+        if difference:
             raise NotCompared(f"uncompiled it isn't the same twice: {difference}")
         return again["tensors"]
 
@@ -231,9 +203,11 @@ class Comparison:
     def compiled_order(self) -> Order:
         return replace(self.order, compiled=True, compare=self.file)
 
-    def differentiate(self, compiled: bool, risks: list[str]) -> None:
-        """Compares to numeric derivatives, where masks may be drawn anew in the backward pass, or a
-        backward pass is written by hand."""
+    def differentiate(self, risks: list[str], compiled: bool) -> None:
+        """Compares to numeric derivatives, where there are risks: masks may be drawn anew in the
+        backward pass, or a backward pass is written by hand."""
+        if not risks:
+            return
         name = f"numeric derivatives ({', '.join(risks)})"
         if self.type != "float32":
             self.answer.notes.append(f"{name}: not in {self.type}, which rounds too much")
@@ -249,17 +223,17 @@ class Comparison:
         self.answer.checks.append(trial.judge(facts))
 
     def find_mends(self) -> None:
-        """Adds to the answer with which switches of the compiler the first wrong check, if there is
-        one, comes out right."""
+        """Adds to the answer with which of MENDS the first wrong check, if there is one, comes out
+        right."""
         if not self.answer.wrong:
             return
         wrong = self.answer.wrong[0]
         trial = next(trial for trial in self.trials if trial.name == wrong.name)
-        for switch in MENDS:
-            order = replace(trial.order, compiled=True, switches=(switch,))
-            check = trial.judge(self.script.run(f"with {switch}", order))
+        for mend in MENDS:
+            order = replace(trial.order, compiled=True, mend=mend)
+            check = trial.judge(self.script.run(f"with {mend}", order))
             if check.judged and not check.wrong:
-                self.answer.mends.append(switch)
+                self.answer.mends.append(mend)
 
 
 def coarsest(types: list[str]) -> str:
@@ -267,10 +241,12 @@ def coarsest(types: list[str]) -> str:
     return max((name for name in types if name in UNIT), key=UNIT.__getitem__, default="float32")
 
 
-def risks_of(facts: dict, budget: float) -> list[str]:
+def risks_of(facts: dict, budget: float = 1.0) -> list[str]:
     """Returns, in words, what of a script may draw other masks in the backward pass, or has a
     backward pass of its own."""
-    risks = ["activation checkpointing"] if facts["checkpoints"] else []
+    risks = []
+    if facts["checkpoints"]:
+        risks.append("activation checkpointing")
     risks += [f"the autograd function {name}" for name in facts["functions"]]
     if budget < 1:
         risks.append(f"a memory budget of {budget:g}")

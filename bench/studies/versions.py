@@ -1,0 +1,240 @@
+"""00 and 01 in several environments, each with a PyTorch and a Python of its own."""
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+
+from bench import processes
+from bench.analysis.gradients import verdict_of
+from bench.analysis.rows import Row, rows_of
+from bench.catalogue import Run
+from bench.measure.journal import Measurement
+from bench.measure.plan import Plan, Setup
+from bench.report.notes import machine_note, speedup_note
+from bench.report.pictures import COLOURS, Bar, draw_bars, place_of, rows_of_panels
+from bench.report.tables import GB, INTERVAL, LOSS, RANGE, RUN, SPEED_OR_ERROR, factor_text
+from bench.studies import Study
+from bench.studies.gradients import Gradients, as_checked
+from gpt_speed.common import UserError
+from gpt_speed.tables import Column, Table, fmt, num_col, text_col
+
+CHECK = "gradients"  # the kind of the plan that comes before the one of the speeds
+OLDEST_TORCH = 2, 5  # that has all of what the check of gradients needs
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A Python, and the PyTorch that it imports."""
+
+    python: Path
+    torch: str
+    version: str  # of the Python
+    device: str  # "cuda" or "cpu"
+
+    @property
+    def label(self) -> str:
+        return f"PyTorch {self.torch}, Python {self.version}"
+
+    @property
+    def name(self) -> str:
+        """The label, as a part of a file's name."""
+        return re.sub(r"[^\w.]+", "-", self.label).lower()
+
+    def run(self, run: Run) -> Run:
+        """Returns the run of a script in this environment."""
+        return run.replace(
+            name=f"{run.name}-{self.name}",
+            label=f"{run.label}, {self.label}",
+            published=None,
+            python=self.python,
+            facts=run.facts | dict(torch=self.torch, python=self.version),
+        )
+
+
+class Versions(Study):
+    """Train 00 and 01 in several environments, to compare their PyTorch.
+
+    The gradients of 01 are checked in each of them first. Each needs requirements.txt but for
+    its versions, and Python 3.11 or newer."""
+
+    title = "PyTorch by version"
+    position = 150
+    report_options = ()  # it needs environments, and is only shown
+
+    def options(self, parser):
+        parser.add_argument(
+            "--python",
+            metavar="ENV",
+            action="append",
+            required=True,
+            help="an environment: its folder, or its Python; repeat it for each one",
+        )
+
+    def plans(self, setup):
+        environments = environments_of(setup.args.python, setup.device)
+        measured = yield check_plan(setup, environments)
+        yield training_plan(self, setup, environments, verdicts_of(measured))
+
+    def later(self, setup, plan):
+        environments = environments_of(setup.args.python, setup.device)
+        return [training_plan(self, setup, environments, {})] if plan.kind == CHECK else []
+
+    def driver(self, setup, run):
+        return Gradients().driver(setup, run) if is_check(run) else []
+
+    def imports(self, run):
+        return Gradients().imports(run) if is_check(run) else []
+
+    def cores(self, run):
+        return run.facts.get("cores")
+
+    def summary(self, record, plan):
+        kind = Gradients() if plan.kind == CHECK else super()
+        return kind.summary(record, plan)
+
+    def has_failed(self, measured):
+        kind = Gradients() if measured.kind == CHECK else super()
+        return kind.has_failed(measured)
+
+    def tables(self, measured, rows):
+        if measured.kind == CHECK:
+            return Gradients().tables(measured, rows)
+        columns = [
+            RUN,
+            text_col("type", "record.precision"),
+            SPEED_OR_ERROR,
+            RANGE,
+            Column("speedup", factor_text),
+            INTERVAL,
+            num_col("first step s", "record.first_step_seconds", ".1f"),
+            num_col("again", "warm_first_step_seconds", ".1f"),
+            GB,
+            LOSS,
+            text_col("gradients", "run.facts.gradients"),
+        ]
+        return [Table(columns, rows)]
+
+    def notes(self, measured, rows):
+        if measured.kind == CHECK:
+            return [machine_note(measured, rows)]
+        speedups = speedup_note(rows, "over the same script in the first environment")
+        return [
+            machine_note(measured, rows),
+            f"{speedups} *First step*: cold, with all to compile; *again*: the median of the rounds"
+            " that found it compiled. *Gradients*: those of 01, by the check above.",
+        ]
+
+    def picture(self, measured, rows):
+        """Draws the speed, and the seconds of the first step: again, and cold behind it."""
+        if measured.kind == CHECK or not any(row.speeds for row in rows[1:]):
+            return None
+        figure, [(_, speed, first_step)] = rows_of_panels(
+            [f"Speed and first step by version of PyTorch: {place_of(measured)}"],
+            [1.6 + 0.5 * len(rows)],
+            [3, 2],
+        )
+        draw_bars(speed, [speed_bar(row) for row in rows])
+        draw_bars(first_step, [first_step_bar(row) for row in rows])
+        speed.set_xlabel("tokens per second")
+        first_step.set_xlabel("seconds of the first step; hatched: cold")
+        return figure
+
+
+def check_plan(setup: Setup, environments: list[Environment]) -> Plan:
+    """Returns the plan that checks the gradients of 01 in each environment. Raises StackError."""
+    checked = as_checked(setup.scripts.stage("01"))
+    # In so small a model a CPU's threads would wait for each other.
+    cores = 1 if setup.device == "cpu" else None
+    checked = checked.replace(name=f"{CHECK}-{checked.name}", facts=dict(cores=cores))
+    runs = [environment.run(checked) for environment in environments]
+    return Plan(runs, CHECK, rounds=1, full_length=True)
+
+
+def verdicts_of(checked: Measurement) -> dict[str, str]:
+    """Returns what the gradients of each run came to, by the name that it has where it trains."""
+    return {
+        row.run.name.removeprefix(f"{CHECK}-"): row.error or verdict_of(row.record).text
+        for row in rows_of(checked)
+    }
+
+
+def training_plan(
+    study: Study, setup: Setup, environments: list[Environment], verdicts: dict[str, str]
+) -> Plan:
+    """Returns the plan of 00 and 01 in every environment, each compared to itself in the first
+    one. Its runs keep what was found of their gradients. Raises StackError."""
+    runs = []
+    for stage in ("00", "01"):
+        script = setup.scripts.stage(stage)
+        first, *others = [environment.run(script) for environment in environments]
+        runs += [first, *(run.replace(compared_to=first.name) for run in others)]
+    runs = [run.replace(facts=run.facts | dict(gradients=verdicts.get(run.name))) for run in runs]
+    return Plan(runs, **study.length(setup))
+
+
+def is_check(run: Run) -> bool:
+    return run.name.startswith(CHECK)
+
+
+def speed_bar(row: Row) -> Bar:
+    text = row.error or f"{row.tok_per_sec:,.0f}"
+    if row.factor:
+        text += f"  ({factor_text(row)}×)"
+    label = row.label.replace(", ", "\n", 1)
+    return Bar(label, row.tok_per_sec, text, COLOURS[row.run.stage], row.speeds)
+
+
+def first_step_bar(row: Row) -> Bar:
+    again = row.warm_first_step_seconds
+    cold = row.record.first_step_seconds if row.record else None
+    text = " / ".join(fmt(seconds, ".1f") for seconds in (again, cold) if seconds is not None)
+    return Bar("", again, text, COLOURS[row.run.stage], behind=cold)
+
+
+def environments_of(names: list[str], device: str) -> list[Environment]:
+    """Returns the environments that were named, which train on a device. Raises UserError for one
+    that can't, and for one that is named twice."""
+    environments = [environment_of(name) for name in names]
+    for name, environment in zip(names, environments, strict=True):
+        if environment.device != device:
+            raise UserError(
+                f"--python {name}: {environment.label} trains on {environment.device}, not on"
+                f" {device}",
+                2,
+            )
+    for one, other in combinations(environments, 2):
+        if one.label == other.label:
+            raise UserError(f"--python: two environments have {one.label}: name one of them", 2)
+    return environments
+
+
+@cache
+def environment_of(name: str) -> Environment:
+    """Returns the environment that a folder or a Python is of. Raises UserError where the scripts
+    can't train there."""
+    python = python_of(name)
+    try:
+        machine = processes.ask_machine("this_machine", python)
+    except UserError as reason:
+        raise UserError(f"--python {name}: {reason}", 2)
+    except (OSError, LookupError, ValueError):
+        raise UserError(f"--python {name}: {python} is no Python", 2)
+    torch = machine["torch"]
+    if tuple(map(int, re.findall(r"\d+", torch)[:2])) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise UserError(f"--python {name}: has PyTorch {torch}: it takes {oldest} or newer", 2)
+    return Environment(python, torch, machine["python"], machine["device"])
+
+
+def python_of(name: str) -> Path:
+    """Returns the Python of a folder, or that is meant by a path or a command. It isn't resolved,
+    since an environment's Python is a link. Raises UserError where there is none."""
+    own = Path("Scripts", "python.exe") if os.name == "nt" else Path("bin", "python")
+    path = shutil.which(Path(name) / own if Path(name).is_dir() else name)
+    if not path:
+        raise UserError(f"--python {name}: there is no Python", 2)
+    return Path(path).absolute()
