@@ -290,7 +290,7 @@ def test_ranks_agree(bench):
     stand_ins = (
         "def can_compile(model, config):\n    return config.rank == 0\n\n\n"
         "def memory_gb(device):\n"
-        "    rank = int(os.environ[\"RANK\"])\n"
+        '    rank = int(os.environ["RANK"])\n'
         "    return dict(reserved_gb=None if rank else 2.0, peak_reserved_gb=3.0 + rank)\n\n\n"
     )
     script.write_text(script.read_text().replace("class Run:", f"{stand_ins}class Run:"))

@@ -130,11 +130,12 @@ class Plan:
 
 
 def run_as_json(run: Run) -> dict:
-    """Returns the fields of a run that aren't the defaults, its script by its name."""
+    """Returns the fields of a run that aren't the defaults; files by their names."""
     default = asdict(Run("", ""))
     fields = {name: value for name, value in asdict(run).items() if value != default[name]}
-    if isinstance(run.script, Path):
-        fields["script"] = run.script.name
+    for name, value in fields.items():
+        if isinstance(value, Path):
+            fields[name] = value.name
     return fields
 
 
