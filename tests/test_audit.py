@@ -232,9 +232,15 @@ LACKING = dict(
     scaled=PLAIN | {1, 7},
     schedule_drawn=PLAIN,
     characters=PLAIN - {9, 14},
+    bytes_of_text=PLAIN - {9, 14},
+    own_update=PLAIN - {3},
     normalized=PLAIN | {6},
     exponentials=PLAIN | {7},
+    relative=PLAIN | {7},
+    relative_only=PLAIN | {7},
+    bias_and_mask=PLAIN | {1, 7},
     apart=PLAIN | {11},
+    query_apart=PLAIN | {11},
     cross=PLAIN,
     multihead=PLAIN | {7},
     scripted_attention=PLAIN,
@@ -275,6 +281,7 @@ LACKING = dict(
 UNCERTAIN = dict(
     cross={11},
     updates_by_hand={3},
+    own_update={3},
     compiled_in_part={8},
     capped={7},
     signed={7},
@@ -321,6 +328,21 @@ def test_masks_that_are_hard_to_see(tmp_path):
     assert state(toy("lower", tmp_path), "01-causal-mask") == HAS
     finding = check(Step(toy("capped", tmp_path)))["07-flash-attention"]
     assert finding.evidence.startswith("tanh between scores and values")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("relative", HAS), ("relative_only", NOT_HERE), ("bias_and_mask", LACKS)]
+)
+def test_learned_scores_are_no_mask(tmp_path, name, expected):
+    assert state(toy(name, tmp_path), "01-causal-mask") == expected
+
+
+def test_updates_that_forget_no_grad(tmp_path):
+    step = Step(toy("own_update", tmp_path))
+    assert {"add_", "mul"} <= {op.name for op in step.updates}
+    assert {"add_", "mul"}.isdisjoint(
+        op.name for op in step.ops if op.place == step.updates[0].place and op.phase == "forward"
+    )
 
 
 def test_calls_of_attention_are_counted(tmp_path):

@@ -70,10 +70,11 @@ class Steps:
         self.graphs = float("inf")  # that were compiled before the timed steps
         self.marks = {}  # as `ends`
 
-    def begin_update(self, *_) -> None:
-        """A hook before an optimizer's update."""
+    def begin_update(self, _, args: tuple, kwargs: dict) -> None:
+        """A hook before an optimizer's update, which may be given a closure."""
         if not watch.updates:
             self.began = moment(), self.backwards
+            watch.has_closure = any(map(callable, (*args[1:], *kwargs.values())))
         watch.updates += 1
 
     def end_update(self, optimizer, *_) -> None:
