@@ -71,7 +71,7 @@ def gains_on(machine: dict, sessions: Iterable[Session]) -> tuple[dict[str, floa
     if not all(nearest.likeness(machine)):
         where += f", another machine than this one, in {nearest.dtype}"
     if elsewhere := ", ".join(f"#{int(patch[:2])}" for patch in others if patch not in gains):
-        where += f"; {elsewhere} on others"
+        where += f"; {elsewhere} on other machines"
     return others | gains, where
 
 

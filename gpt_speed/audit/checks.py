@@ -243,7 +243,7 @@ def merged_qkv(step: Step) -> Finding:
         return Finding(LACKS, evidence, [op for ops in apart for op in ops])
     if any(len(ops) == 1 for ops in projections):
         return Finding(HAS, "query, key and value from one matmul")
-    return Finding(CANT_TELL, "where query, key and value come from isn't plain")
+    return Finding(CANT_TELL, "query, key and value don't plainly come from one input")
 
 
 def projections_of(step: Step, call: Attention) -> list[Op]:
