@@ -555,6 +555,12 @@ def test_graph_breaks_have_their_lines(forked_children):
     assert "a break" in lines[int(place.removeprefix(f"{TOYS.name}:")) - 1]
 
 
+def test_graph_breaks_at_hooks_are_not_the_scripts(forked_children):
+    """A compiled update has the audit's hooks in it."""
+    timed, _ = audit([str(TOYS), "compiled_step"], 4)
+    assert timed["breaks"] == {} and timed["breaks_at"] == []
+
+
 def test_the_update_is_timed_as_a_whole(tmp_path, forked_children):
     """Its operators alone take less: Python calls them one by one."""
     timed, watched = audit([str(TOYS), "fast"], 2)
