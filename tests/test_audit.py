@@ -345,6 +345,11 @@ def test_updates_that_forget_no_grad(tmp_path):
     )
 
 
+def test_an_optimizer_is_made_where_its_class_is_called(tmp_path):
+    file, line = check(Step(toy("own_update", tmp_path)))["03-fused-adamw"].where.split(":")
+    assert "OwnUpdate(model" in (TOYS.parent / file).read_text().splitlines()[int(line) - 1]
+
+
 def test_calls_of_attention_are_counted(tmp_path):
     """Where a projection has the sizes of what mixes heads, none is lost."""
     findings = check(Step(toy("square_heads", tmp_path)))

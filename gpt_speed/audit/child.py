@@ -98,7 +98,9 @@ class Steps:
     def begin_optimizer(self, optimizer, *_, **__) -> None:
         """A hook before an optimizer is made."""
         self.has_optimizer = True
-        self.made_at[id(optimizer)], _ = caller_of(frames_from(sys._getframe()), "optimizer")
+        frames = frames_from(sys._getframe())
+        makers = [frame for frame in frames if frame.f_locals.get("self") is not optimizer]
+        self.made_at[id(optimizer)], _ = caller_of(makers, "optimizer")
 
     def begin_model(self, model, *_, **__):
         """A hook before DistributedDataParallel wraps a model; returns one for after it."""
