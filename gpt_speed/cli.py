@@ -177,9 +177,7 @@ def machine_of(python: str, timed: dict) -> dict:
     hidden = {}
     if timed["device"] != "cuda":
         hidden["CUDA_VISIBLE_DEVICES"] = ""
-    machine = ask_machine(python, rates=False, environment=hidden)
-    if machine["name"] not in PEAK_FLOPS:
-        machine = ask_machine(python, rates=True, environment=hidden)
+    machine = ask_machine(python, rates=True, environment=hidden)
     return machine | dict(memory_total=timed["memory_total"] or machine["memory_total"])
 
 

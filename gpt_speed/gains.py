@@ -73,7 +73,7 @@ def gains_on(machine: dict, sessions: Iterable[Session]) -> tuple[dict[str, floa
         where += f", another machine than this one, in {nearest.dtype}"
     elsewhere = [f"#{int(patch[:2])}" for patch in others if patch not in gains]
     if elsewhere:
-        where += f"; {', '.join(elsewhere)} on others"
+        where += f"; {', '.join(elsewhere)} on other machines"
     return others | gains, where
 
 

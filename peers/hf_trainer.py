@@ -400,7 +400,7 @@ def main() -> int:
     except (Exception, KeyboardInterrupt) as error:
         status, message, code = orig.explain(error, config)
         print(f"error: {message}", file=sys.stderr)
-    if hasattr(run, "file"):  # else it ended before its start
+    if run.file is not None:  # else it ended before its start
         run.end(status, message)
     return code
 

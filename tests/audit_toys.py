@@ -186,6 +186,44 @@ class Exponentials(Fast):
         return torch.einsum("bhts,bhsd->bhtd", weights / weights.sum(-1, keepdim=True), v)
 
 
+class Relative(Fast):
+    """As Transformer-XL has it: learned scores of positions are added, and the mask, which is made
+    in the step, takes its type and device from activations."""
+
+    def __init__(self):
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(C // H, T))
+
+    def attend(self, q, k, v):
+        scores = q @ k.transpose(-2, -1) + q @ self.places
+        return F.softmax(scores.masked_fill(self.hidden(q), -1e9), -1) @ v
+
+    def hidden(self, q):
+        return q.new_ones(T, T).triu(1).bool()
+
+
+class RelativeOnly(Relative):
+    """Without a mask."""
+
+    def hidden(self, q):
+        return torch.zeros((), dtype=torch.bool)
+
+
+class BiasAndMask(Fast):
+    """As T5's decoder has it: the mask is added to a learned bias, which is added to scores."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Embedding(2 * T, H)
+        places = torch.arange(T)
+        self.register_buffer("distances", places[:, None] - places + T)
+        self.register_buffer("mask", torch.full((T, T), -1e9).triu(1))
+
+    def attend(self, q, k, v):
+        bias = self.bias(self.distances).permute(2, 0, 1) + self.mask
+        return F.softmax(q @ k.transpose(-2, -1) + bias, -1) @ v
+
+
 class Apart(Fast):
     """Three matmuls, with rotated queries and keys."""
 
@@ -202,6 +240,17 @@ class Apart(Fast):
             return x * angle.cos() + torch.cat([-other, one], -1) * angle.sin()
 
         return joined(self.attend(turned(q), turned(k), v))
+
+
+class QueryApart(Fast):
+    """Two matmuls of one input."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.kv = nn.Linear(C, C), nn.Linear(C, 2 * C)
+
+    def forward(self, x):
+        return joined(self.attend(*map(heads, (self.q(x), *self.kv(x).chunk(2, -1)))))
 
 
 class Cross(Apart):
@@ -291,6 +340,12 @@ def train(model, step=None, steps=4, optimizer=None):
         loss = (step or model)(*batch())
         loss.backward()
         optimizer.step()
+
+
+def fixed(model):
+    """On a batch that is older than the step."""
+    pair = batch()
+    train(model, lambda *_: model(*pair))
 
 
 def of(**parts):
@@ -751,6 +806,29 @@ def characters():
     train(model, lambda ids, targets: model(ids % 29, targets % 29))
 
 
+def bytes_of_text():
+    """More of them than an activation is wide, but no more than the feed-forward layer makes."""
+    model = Net(vocabulary=128)
+    train(model, lambda ids, targets: model(ids % 128, targets % 128))
+
+
+class OwnUpdate(torch.optim.Optimizer):
+    """Reads and writes `.data`, without no_grad."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, dict(rate=0.1))
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.add_(parameter.grad.data * -group["rate"])
+
+
+def own_update():
+    model = Net()
+    train(model, optimizer=OwnUpdate(model.parameters()))
+
+
 def pieces():
     """Free memory below a piece in use: malloc gives it again, but each step's goes to Linux."""
     torch.empty(7 * 2**20)
@@ -800,7 +878,11 @@ TOYS = dict(
     twice=of(attention=Twice),
     scaled=of(attention=Scaled),
     exponentials=of(attention=Exponentials),
+    relative=lambda: fixed(Net(Relative())),
+    relative_only=lambda: fixed(Net(RelativeOnly())),
+    bias_and_mask=of(attention=BiasAndMask),
     apart=of(attention=Apart),
+    query_apart=of(attention=QueryApart),
     cross=of(attention=Cross),
     scripted_attention=of(attention=ScriptedAttention),
     multihead=of(attention=Multihead),

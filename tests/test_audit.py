@@ -232,9 +232,15 @@ LACKING = dict(
     scaled=PLAIN | {1, 7},
     schedule_drawn=PLAIN,
     characters=PLAIN - {9, 14},
+    bytes_of_text=PLAIN - {9, 14},
+    own_update=PLAIN - {3},
     normalized=PLAIN | {6},
     exponentials=PLAIN | {7},
+    relative=PLAIN | {7},
+    relative_only=PLAIN | {7},
+    bias_and_mask=PLAIN | {1, 7},
     apart=PLAIN | {11},
+    query_apart=PLAIN | {11},
     cross=PLAIN,
     multihead=PLAIN | {7},
     scripted_attention=PLAIN,
@@ -275,6 +281,7 @@ LACKING = dict(
 UNCERTAIN = dict(
     cross={11},
     updates_by_hand={3},
+    own_update={3},
     compiled_in_part={8},
     capped={7},
     signed={7},
@@ -321,6 +328,26 @@ def test_masks_that_are_hard_to_see(tmp_path):
     assert state(toy("lower", tmp_path), "01-causal-mask") == HAS
     finding = check(Step(toy("capped", tmp_path)))["07-flash-attention"]
     assert finding.evidence.startswith("tanh between scores and values")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("relative", HAS), ("relative_only", NOT_HERE), ("bias_and_mask", LACKS)]
+)
+def test_learned_scores_are_no_mask(tmp_path, name, expected):
+    assert state(toy(name, tmp_path), "01-causal-mask") == expected
+
+
+def test_updates_that_forget_no_grad(tmp_path):
+    step = Step(toy("own_update", tmp_path))
+    assert {"add_", "mul"} <= {op.name for op in step.updates}
+    assert {"add_", "mul"}.isdisjoint(
+        op.name for op in step.ops if op.place == step.updates[0].place and op.phase == "forward"
+    )
+
+
+def test_an_optimizer_is_made_where_its_class_is_called(tmp_path):
+    file, line = check(Step(toy("own_update", tmp_path)))["03-fused-adamw"].where.split(":")
+    assert "OwnUpdate(model" in (TOYS.parent / file).read_text().splitlines()[int(line) - 1]
 
 
 def test_calls_of_attention_are_counted(tmp_path):
@@ -531,6 +558,12 @@ def test_graph_breaks_have_their_lines(forked_children):
     lines = TOYS.read_text().splitlines()
     (place,) = timed["breaks_at"]
     assert "a break" in lines[int(place.removeprefix(f"{TOYS.name}:")) - 1]
+
+
+def test_graph_breaks_at_hooks_are_not_the_scripts(forked_children):
+    """A compiled update has the audit's hooks in it."""
+    timed, _ = audit([str(TOYS), "compiled_step"], 4)
+    assert timed["breaks"] == {} and timed["breaks_at"] == []
 
 
 def test_the_update_is_timed_as_a_whole(tmp_path, forked_children):

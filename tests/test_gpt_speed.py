@@ -8,11 +8,9 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from statistics import stdev
 from types import SimpleNamespace
 
 import jsonschema
-import numpy as np
 import pytest
 import torch
 from conftest import ROOT, environment, load
@@ -168,28 +166,6 @@ def test_the_machine_is_asked_once_after_the_runs(monkeypatch):
 
 
 # ---- Numbers
-
-
-def test_differences_of_gradients():
-    """One that only one side has counts as zeros on the other."""
-    one, two = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0])
-    differences = numeric.differences(dict(a=one, b=two), dict(a=2 * one, c=one))
-    assert differences["a"] == pytest.approx([0.5, 1, 0.5])
-    assert differences["b"][0] > 1e20 and differences["b"][1:] == [0, 2 / numeric.TINY]
-    assert differences["c"][:2] == [1, 0]
-
-
-def test_the_noise_of_losses():
-    """Equal losses differ by their last digit in float32 at least."""
-    assert numeric.noise_of([5.5, 5.5, 5.7]) == pytest.approx(stdev([5.5, 5.5, 5.7]))
-    for loss in (5.5, 1.0, -0.3):
-        last_digit = np.spacing(np.float32(abs(loss)))
-        assert numeric.noise_of([loss] * 8) == pytest.approx(last_digit / 12**0.5)
-
-
-def test_the_derivative_of_a_loss():
-    value, uncertainty = numeric.loss_derivative(lambda x: (x + 2) ** 3, usual=12, noise=0)
-    assert value == pytest.approx(12) and uncertainty < 12 * numeric.CERTAIN
 
 
 def test_derivatives():

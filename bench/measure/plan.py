@@ -130,13 +130,13 @@ class Plan:
 
 
 def run_as_json(run: Run) -> dict:
-    """Returns the fields of a run that aren't the defaults, its script and Python by name."""
+    """Returns the fields of a run that aren't the defaults; files by their names."""
     default = asdict(Run("", ""))
-    return {
-        name: value.name if isinstance(value, Path) else value
-        for name, value in asdict(run).items()
-        if value != default[name]
-    }
+    fields = {name: value for name, value in asdict(run).items() if value != default[name]}
+    for name, value in fields.items():
+        if isinstance(value, Path):
+            fields[name] = value.name
+    return fields
 
 
 @dataclass

@@ -312,7 +312,7 @@ def answer(script: str, options: list[str], batch: int) -> dict:
     errors = io.StringIO()
     try:
         with (
-            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())),
             contextlib.redirect_stderr(errors),
             meta_patches.as_on_cuda(compile_only_models),  # before the script imports what it names
         ):

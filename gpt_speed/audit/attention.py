@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import cached_property
 from itertools import permutations
 from typing import NamedTuple
@@ -216,24 +216,23 @@ class Candidate:
 
         mask, query, key ─> baddbmm ─> softmax
         """
-        added = self.scores_matmul.passed("self") if self.scores_matmul.name == "baddbmm" else []
-        return [(self.scores_matmul, mask) for mask in added if self.is_mask(mask, 2)] + [
-            (op, tensor)
-            for op in self.between
-            if op.base_name in MASKING
-            for tensor in op.inputs
-            if self.is_mask(tensor, 1 if "index" in op.name else 2)
+        return [
+            (op, term)
+            for op, tensor in self.masking()
+            for term in tensor.unlearned_terms()
+            if is_mask(op, term)
         ]
 
-    def is_mask(self, tensor: Tensor, dimensions: int) -> bool:
-        """Tells whether an input of a masking operator, which wants that many dimensions of a mask
-        at least, is one: neither scores, nor a learned bias, nor what dropout leaves."""
-        return (
-            tensor.storage not in self.storages
-            and len(tensor.shape) >= dimensions
-            and not tensor.root().is_parameter
-            and not tensor.is_dropout()
-        )
+    def masking(self) -> Iterator[tuple[Op, Tensor]]:
+        """Yields what is applied to scores or probabilities by operators that masks are applied by,
+        each with its operator."""
+        if self.scores_matmul.name == "baddbmm":
+            yield from ((self.scores_matmul, added) for added in self.scores_matmul.passed("self"))
+        for op in self.between:
+            if op.base_name in MASKING:
+                yield from (
+                    (op, tensor) for tensor in op.inputs if tensor.storage not in self.storages
+                )
 
     def inexpressible(self) -> str:
         """Returns the name of the first operator that PyTorch's attention can't replace, or "":
@@ -281,6 +280,13 @@ class Candidate:
     def is_of_scores(self, shape: list[int]) -> bool:
         """Tells whether a shape is that of the scores, in any order of the dimensions."""
         return math.prod(shape) == self.count and not Counter(self.size) - Counter(shape)
+
+
+def is_mask(op: Op, term: Tensor) -> bool:
+    """Tells whether what an operator applies to scores, and isn't learned, is a mask: it has rows
+    and columns, or is the index of what is replaced, and isn't what dropout leaves."""
+    dimensions = 1 if "index" in op.name else 2
+    return len(term.shape) >= dimensions and not term.is_dropout()
 
 
 def is_expressible(op: Op, scores: set[int]) -> bool:

@@ -236,13 +236,14 @@ def batch_size(step: Step) -> Finding:
 def merged_qkv(step: Step) -> Finding:
     """Asks whether one matmul makes query, key and value."""
     projections = [projections_of(step, call) for call in step.attentions]
-    apart = [ops for ops in projections if len(ops) == 3 and read_one_input(step, ops)]
+    apart = [ops for ops in projections if len(ops) in (2, 3) and read_one_input(step, ops)]
     if apart:
-        evidence = f"{counted(len(apart), 'call')} of attention with three matmuls of one input"
+        matmuls = "three" if len(apart[0]) == 3 else "two"
+        evidence = f"{counted(len(apart), 'call')} of attention with {matmuls} matmuls of one input"
         return Finding(LACKS, evidence, [op for ops in apart for op in ops])
     if any(len(ops) == 1 for ops in projections):
         return Finding(HAS, "query, key and value from one matmul")
-    return Finding(CANT_TELL, "where query, key and value come from isn't plain")
+    return Finding(CANT_TELL, "query, key and value don't plainly come from one input")
 
 
 def projections_of(step: Step, call: Attention) -> list[Op]:
@@ -297,10 +298,15 @@ def chunked_head(step: Step) -> Finding:
     # A forward pass may look tokens up twice; a loss may take a backward pass per chunk.
     if len(step.heads) > min(len(step.lookups), step.backwards):
         return Finding(HAS, f"{len(step.heads)} matmuls with the head's weight")
-    if step.vocabulary <= min(step.heads[0].inputs[-1].shape):
-        evidence = "logits are no larger than what they are computed from"
-        return Finding(NOT_HERE, evidence)
+    if step.vocabulary <= widest_layer(step):
+        return Finding(NOT_HERE, "logits are no larger than what another layer makes")
     return whole_logits(step, step.heads[0])
+
+
+def widest_layer(step: Step) -> int:
+    """Returns the most numbers that a layer other than the head reads or makes for a token."""
+    widths = (max(step.weights[op].older["shape"]) for op in step.weights if op not in step.heads)
+    return max(widths, default=0)
 
 
 def whole_logits(step: Step, head: Op) -> Finding:

@@ -70,10 +70,11 @@ class Steps:
         self.graphs = float("inf")  # that were compiled before the timed steps
         self.marks = {}  # as `ends`
 
-    def begin_update(self, *_) -> None:
-        """A hook before an optimizer's update."""
+    def begin_update(self, _, args: tuple, kwargs: dict) -> None:
+        """A hook before an optimizer's update, which may be given a closure."""
         if not watch.updates:
             self.began = moment(), self.backwards
+            watch.has_closure = any(map(callable, (*args[1:], *kwargs.values())))
         watch.updates += 1
 
     def end_update(self, optimizer, *_) -> None:
@@ -97,7 +98,9 @@ class Steps:
     def begin_optimizer(self, optimizer, *_, **__) -> None:
         """A hook before an optimizer is made."""
         self.has_optimizer = True
-        self.made_at[id(optimizer)], _ = caller_of(frames_from(sys._getframe()), "optimizer")
+        frames = frames_from(sys._getframe())
+        makers = [frame for frame in frames if frame.f_locals.get("self") is not optimizer]
+        self.made_at[id(optimizer)], _ = caller_of(makers, "optimizer")
 
     def begin_model(self, model, *_, **__):
         """A hook before DistributedDataParallel wraps a model; returns one for after it."""

@@ -34,6 +34,25 @@ class Tensor:
         """Tells whether a batch or random numbers went into it."""
         return bool(self.sources()) or any(op.name.startswith("rand") for op in walk([self]))
 
+    def is_learned(self) -> bool:
+        """Tells whether a gradient flows through it to a parameter."""
+        smooth = (op for op in walk([self], is_discrete) if not is_discrete(op))
+        return self.is_parameter or any(
+            tensor.is_parameter for op in smooth for tensor in op.inputs
+        )
+
+    def unlearned_terms(self) -> "Iterator[Tensor]":
+        """Yields itself, unless it is learned: then those terms of it, if it is a sum, that aren't.
+
+        learned ─┬─> add ─> self
+        term ────┘
+        """
+        if not self.is_learned():
+            yield self
+        elif self.maker and self.maker.base_name in ("add", "sub"):
+            for term in self.maker.inputs:
+                yield from term.unlearned_terms()
+
     def is_dropout(self) -> bool:
         return any(op.name in DROPOUTS for op in to_matmuls([self]))
 
@@ -99,6 +118,8 @@ def linked_ops(ops: list[dict], older: dict[int, dict]) -> list[Op]:
     makers: dict[int, Op] = {}
     for fields in ops:
         op = Op(**fields)
+        if op.name.startswith("new_") or op.name.endswith("_like"):
+            op.inputs = []  # it takes the shape and the type, but no value
         op.origin = op if op.origin is None else linked[op.origin]
         for tensor in op.inputs:
             tensor.older = older.get(tensor.storage)
@@ -120,6 +141,11 @@ def walk(tensors: Iterable[Tensor], stop: Callable[[Op], bool] = lambda op: Fals
             yield maker
             if not stop(maker):
                 waiting += maker.inputs
+
+
+def is_discrete(op: Op) -> bool:
+    """Tells whether an operator makes integers or truth values, through which no gradient flows."""
+    return bool(op.outputs) and not op.outputs[0].type.startswith(("float", "bfloat", "complex"))
 
 
 def to_matmuls(tensors: Iterable[Tensor]) -> set[Op]:

@@ -151,7 +151,7 @@ def screen(audit: dict) -> str:
     """Writes an audit in Markdown, as one screen."""
     rows = [row for row in with_one_compile_row(audit["techniques"]) if is_open(row)]
     source = (
-        f"Expected gain: from that on our model, {audit['gains_from']}. "
+        f"Expected gains follow from those on our model, {audit['gains_from']}. "
         if audit["gains_from"]
         else ""
     )

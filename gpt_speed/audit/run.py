@@ -12,6 +12,7 @@ from gpt_speed import children
 from gpt_speed.common import UserError, counted, script_name
 
 CHILD = Path(__file__).with_name("child.py")
+OWN = str(CHILD.parent)  # the folder of what runs beside the script
 WATCHED = 3  # steps
 NO_STEP = 3  # the exit code where no step was seen that can be judged
 # What PyTorch's logs say since 2.5, by what a report calls it.
@@ -82,13 +83,22 @@ def run(command: list[str], order: dict, minutes: float, python: str) -> dict:
     watching = order["mode"] == "watch"
     environment = ranks_of_their_own() if watching else {}
     facts, log = report_of(command, order, environment, minutes, python)
-    for name, line in LINES.items():
-        facts[name] = [*dict.fromkeys(map(os.path.basename, re.findall(line, log)))]
+    add_places(facts, log)
     if facts["how"] == "failed" or watching and facts["how"] != "watched":
         print(log, file=sys.stderr, end="")
         when = " while it was watched" if watching else ""
         raise UserError(f"{script_name(command)} failed{when}: {facts['error'] or facts['how']}")
     return facts
+
+
+def add_places(facts: dict, log: str) -> None:
+    """Adds the script's lines that PyTorch's log tells of, as "model.py:63". In a compiled update
+    graphs break at the audit's hooks, too: where no others do, the script has no breaks."""
+    for name, line in LINES.items():
+        places = [*dict.fromkeys(re.findall(line, log))]
+        facts[name] = [os.path.basename(place) for place in places if not place.startswith(OWN)]
+        if name == "breaks_at" and places and not facts[name]:
+            facts["breaks"] = {}
 
 
 def ranks_of_their_own() -> dict[str, str]:

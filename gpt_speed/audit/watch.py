@@ -153,6 +153,7 @@ class Watch(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.updates = 0  # that run now, one within another
+        self.has_closure = False  # given to them, which computes the loss
         self.marks = {}  # scalars for the operators of the functions that run now: see marks.py
         self.recording = None  # of the step that is being watched
         self.recordings = []  # of steps that are over; of equal ones the first
@@ -220,7 +221,8 @@ class Watch(TorchDispatchMode):
         """Returns the phase that the running operator belongs to."""
         if torch._C._current_graph_task_id() != -1:
             return "backward"
-        if self.updates and not torch.is_grad_enabled():  # else a closure computes the loss
+        # Updates of the script's own may forget no_grad.
+        if self.updates and not (self.has_closure and torch.is_grad_enabled()):
             return "optimizer"
         return "forward"
 
