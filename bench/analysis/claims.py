@@ -22,6 +22,7 @@ SMALL_GAIN = 1.015
 ALLOCATOR = 15
 WITH_FAST_MATH = "fast math, expandable segments"
 BEFORE_ALLOCATOR = "01 without fast math and expandable segments"
+PUBLISHED = "published 01"
 CUDA_GRAPHS = "--batch-size 4, reduce-overhead"
 
 
@@ -55,6 +56,16 @@ class Steps:
     @property
     def over_nanogpt(self) -> float | None:
         return self.speedup("01", over="nanoGPT")
+
+    @property
+    def nanogpt(self) -> float | None:
+        """How many times as fast as 01 nanoGPT's step was."""
+        return self.speedup("nanoGPT")
+
+    @property
+    def over_published(self) -> float | None:
+        """How many times as fast as the published optimized script's step 01's was."""
+        return self.speedup("01", over=PUBLISHED)
 
     @property
     def cuda_graphs(self) -> float | None:
@@ -134,12 +145,40 @@ class Claims:
         return self.ladder[8]
 
     @property
+    def after_10(self) -> Row:
+        """The script with all published techniques."""
+        return self.ladder[10]
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """That of how many times as fast as the baseline the optimized script is."""
+        return self.optimized.speedup_over(self.baseline).interval
+
+    @property
     def factor_after_8(self) -> float | None:
         return self.optimized.speedup_over(self.after_8).factor
 
     @property
     def factor_of_9_and_10(self) -> float | None:
-        return self.ladder[10].speedup_over(self.after_8).factor
+        return self.after_10.speedup_over(self.after_8).factor
+
+    @property
+    def gains_after_10(self) -> list[float]:
+        """What techniques 11 to 15 gain in percent: over the published optimized script's step, and
+        in the ladder."""
+        factors = [self.steps.over_published, self.optimized.speedup_over(self.after_10).factor]
+        return [100 * (factor - 1) for factor in known_values(factors)]
+
+    @property
+    def nanogpt_speedup(self) -> float:
+        """How many times as fast as the baseline nanoGPT is: a ratio of another day, times the
+        ladder's."""
+        return self.optimized.factor_baseline * self.steps.nanogpt
+
+    @property
+    def autocast_over_nanogpt(self) -> float:
+        """How many times as fast as nanoGPT 01 is with float32 weights, by ratios of two days."""
+        return self.variants["precision-autocast"].factor * self.steps.over_nanogpt
 
     @property
     def technique_count(self) -> int:

@@ -102,6 +102,7 @@ class OnCard:
 
     stage: str
     card: Card
+    most: int | None = None  # sequences in a batch; the published number if not given
 
     @cached_property
     def prediction(self) -> Prediction:
@@ -123,8 +124,8 @@ class OnCard:
 
     @property
     def batch(self) -> int:
-        """The published batch size, or the largest that surely fits."""
-        return min(self.surely, int(BATCH_OF[self.stage]))
+        """The published batch size, or the most allowed, or the largest that surely fits."""
+        return min(self.surely, self.most or int(BATCH_OF[self.stage]))
 
     @property
     def tok_per_sec(self) -> float | None:
@@ -134,6 +135,11 @@ class OnCard:
     def speeds(self) -> tuple[float, float] | None:
         """The least and the most tok/sec to expect."""
         return self.prediction.speeds(self.batch, self.card)
+
+    @property
+    def minutes(self) -> float | None:
+        """The minutes of the published epochs on the book, without compiling."""
+        return self.prediction.minutes(self.batch, self.card)
 
 
 def gpu_row(name: str) -> dict:
@@ -149,7 +155,7 @@ def gpu_row(name: str) -> dict:
         baseline=first.largest,
         optimized=optimized,
         speed=last.prediction.speed_range(last.batch, card),
-        minutes=last.prediction.minutes(last.batch, card),
+        minutes=last.minutes,
     )
 
 
