@@ -23,7 +23,6 @@ ALLOCATOR = 15
 WITH_FAST_MATH = "fast math, expandable segments"
 BEFORE_ALLOCATOR = "01 without fast math and expandable segments"
 PUBLISHED = "published 01"
-CUDA_GRAPHS = "--batch-size 4, reduce-overhead"
 
 
 @dataclass(frozen=True)
@@ -48,12 +47,6 @@ class Steps:
         return mean_ratio(self.speeds(name), self.speeds(over))
 
     @property
-    def speedups(self) -> dict[str, float | None]:
-        """How many times as fast as 01 each change made it."""
-        names = {record["name"] for record in self.records if "name" in record}
-        return {name: self.speedup(name) for name in names}
-
-    @property
     def over_nanogpt(self) -> float | None:
         return self.speedup("01", over="nanoGPT")
 
@@ -66,11 +59,6 @@ class Steps:
     def over_published(self) -> float | None:
         """How many times as fast as the published optimized script's step 01's was."""
         return self.speedup("01", over=PUBLISHED)
-
-    @property
-    def cuda_graphs(self) -> float | None:
-        """What CUDA graphs gain where steps are small."""
-        return self.speedup(CUDA_GRAPHS, over="--batch-size 4")
 
     @property
     def step_gb(self) -> dict[str, float]:
@@ -189,10 +177,6 @@ class Claims:
         """The H100's variants of 01, by their labels."""
         return {row.label: row for row in rows_in(self.h100, "variants")}
 
-    @property
-    def liger_and_muon(self) -> list[float | None]:
-        return [self.variants[name].factor for name in ("head-liger", "optimizer-muon")]
-
     @cached_property
     def steps(self) -> Steps:
         text = (self.h100 / "steps.json").read_text(encoding="utf-8")
@@ -237,9 +221,10 @@ class Claims:
         return [row.record.config["parameters"] for row in self.cpus if row.record]
 
     @property
-    def cpu_speedups(self) -> list[float]:
-        """How many times as fast as 00 it was in each measurement."""
-        return [total for row in self.cpus for total in totals_in(row.measured.folder)]
+    def cpu_speedups(self) -> dict[str, list[float]]:
+        """How many times as fast as 00 it was in each measurement, by the machine's folder."""
+        folders = [row.measured.folder for row in self.cpus]
+        return {folder.name: totals_in(folder) for folder in folders}
 
     def contributions(self) -> list[Contribution]:
         """Returns what each technique contributes on the H100, the most first; techniques that gain

@@ -19,10 +19,10 @@ from bench.analysis.rows import Row, known_values
 from bench.analysis.totals import optimized_in, rounds_of_both
 from bench.catalogue import effect_on_loss
 from bench.common import REFERENCE, ROOT, relative, short_name, write_whole
+from bench.predict.batches import comparable_batch
 from bench.report import explorer, prediction_tables, technique_pages, waterfall
 from bench.report.notes import SINGLE_RUNS, provenance
 from bench.report.pictures import picture_bytes
-from bench.predict.batches import comparable_batch
 from bench.report.prediction_tables import OnCard
 from bench.report.tables import excerpts_of, spread
 from bench.report.technique_pages import link_to, title_of
@@ -80,7 +80,9 @@ FIGURES = {
     "techniques": Figure("technique_count", ".0f"),
     "parameters-millions": Figure("baseline.record.config.parameters", ".0f", 1e6),
     "cpu-parameters-millions": Figure("cpu_parameters", ".0f", 1e6),
-    "cpu-speedups": Figure("cpu_speedups", ".1f"),
+    "xeon-speedup": Figure("cpu_speedups.intel-xeon-amx-2-cores", ".1f"),
+    "epyc-speedup": Figure("cpu_speedups.amd-epyc-2-cores", ".1f"),
+    "avx2-speedup": Figure("cpu_speedups.amd-epyc-avx2-2-cores", ".1f"),
     # The H100's ladder.
     "h100-baseline": Figure("baseline.tok_per_sec", ",.0f"),
     "h100-technique-8": Figure("after_8.tok_per_sec", ",.0f"),
@@ -98,8 +100,6 @@ FIGURES = {
     "over-nanogpt": Figure("steps.over_nanogpt"),
     "step-gb": Figure("steps.step_gb.01", ".0f"),
     "nanogpt-gb": Figure("steps.step_gb.nanoGPT", ".0f"),
-    "without-dropout": Figure("steps.speedups.--dropout 0"),
-    "cuda-graphs": Figure("steps.cuda_graphs", ".1f"),
     # Its variants.
     "autocast": Figure("variants.precision-autocast.factor"),
     "autocast-gb": Figure("variants.precision-autocast.reserved_gb", ".0f"),
@@ -114,6 +114,7 @@ FIGURES = {
     "seconds-01-compiling": Figure("seconds_compiling.01", ".1f"),
     # Predicted.
     "bench-minutes": Figure("bench_minutes", ".0f"),
+    "rtx-4090-batch": Figure("largest_batch", ".0f"),
 }
 
 
@@ -125,6 +126,11 @@ class ReadmeClaims(Claims):
         """The minutes of training that `make bench` takes on an RTX 4090: 00, 01, and 02."""
         first, last = benched("RTX 4090")
         return first.minutes + 2 * last.minutes
+
+    @property
+    def largest_batch(self) -> int:
+        """The largest batch of 01 that fits an RTX 4090."""
+        return OnCard("01", CARDS["RTX 4090"]).largest
 
 
 def write_readme(studies: dict) -> bool:
