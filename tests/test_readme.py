@@ -218,7 +218,6 @@ def computed() -> dict[str, str]:
         "xeon-speedup": xeon,
         "epyc-speedup": epyc,
         "avx2-speedup": avx2,
-        "h100-baseline": f"{speed(ladder(0)):,.0f}",
         "h100-technique-8": f"{speed(ladder(8)):,.0f}",
         "h100-optimized": f"{speed(ladder(14)):,.0f}",
         "h100-optimized-thousands": f"{speed(ladder(14)) / 1000:.0f}",

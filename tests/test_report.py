@@ -41,6 +41,8 @@ from bench.report.pictures import place_of
 from bench.report.tables import full_table
 from bench.studies import all_studies
 from gpt_speed import children
+from gpt_speed.audit.checks import CANT_TELL, LACKS
+from gpt_speed.audit.render import techniques_table
 from gpt_speed.common import UserError
 from gpt_speed.machine import ram_gb
 from gpt_speed.tables import Table, markdown, num_col, text_col
@@ -498,16 +500,13 @@ def test_the_pages_are_what_the_command_writes():
 # What of README stands in no log: names, settings, versions, and two things seen but not logged.
 NOT_MEASURED = [
     "GPT-2 124M",
-    "Context 1,024, dropout 0.1",
+    "1,024 tokens and dropout is 0.1",
     "batch 32 and dropout 0.1",
-    "Python 3.11+",
+    "GB means 1024³ bytes",
+    "Python 3.11 or newer",
     "PyTorch 2.13",
-    "[2.11](docs/troubleshooting.md#which-pytorch)",
-    "batch 4 fits 24 GB",
-    "measure techniques for 25 minutes",
-    "logits of 512 × 50,304",  # in an audit of nanoGPT
-    "set up .venv (5 GB)",  # no log
-    "takes 3 to 7 minutes on two CPU cores",  # no log
+    "The GPU figures used 2.11",
+    "It took 4 on two CPU cores",  # no log
 ]
 NUMBER = re.compile(  # with a unit, a fraction or thousands
     r"\d[\d.,–]*\s?(?:×|%|GB|tok/s|tokens|times|minutes|seconds|M\b)|\d+\.\d+|\d,\d{3}"
@@ -519,18 +518,23 @@ def readme_text() -> str:
 
 
 def test_no_figure_of_readme_is_typed():
-    """Code would show a marker, so the figures there are compared here."""
-    text = readme.FIGURE.sub("", readme.BLOCK.sub("", readme_text()))
-    text = " ".join(text.split())
-    h100 = claims.Claims(REFERENCE)
-    in_code = [
-        f"the default, 8, needs {h100.baseline.reserved_gb:.0f}",
-        f"batch 32 needs {h100.steps.script_gb['01']:.1f} GB",
-    ]
-    for words in [*NOT_MEASURED, *in_code]:
+    """Code shows commands and what they printed, as does the audit's table."""
+    text = re.sub(r"```.*?```|^\|.*?$", "", readme_text(), flags=re.DOTALL | re.MULTILINE)
+    text = " ".join(readme.FIGURE.sub("", readme.BLOCK.sub("", text)).split())
+    for words in NOT_MEASURED:
         assert text.count(words) == 1, words
         text = text.replace(words, "")
     assert NUMBER.findall(text) == []
+
+
+def test_the_audit_in_readme_is_as_an_audit_prints_it():
+    names = {str(k): patch.fields["Technique"] for k, patch in enumerate(stack.load(), 1)}
+    header = techniques_table([]).splitlines()[0]
+    assert readme_text().count(header) == 1
+    rows = rows_of_text(readme_text().partition(header)[2].partition("\n\n")[0])
+    for numbers, technique, state, *_ in rows:
+        assert technique == ", ".join(names[number] for number in numbers.split(", "))
+        assert state in (LACKS, CANT_TELL)
 
 
 def test_every_figure_stands_in_readme():
@@ -562,7 +566,7 @@ README_BLOCKS = "hardware", "contributions", "speedup-picture"
 def generated() -> dict[str, str]:
     """All that is generated of README, by name."""
     blocks = {name: readme.block_text(name, readme.SHOWN) for name in README_BLOCKS}
-    known = claims.Claims(readme.REFERENCE)
+    known = readme.ReadmeClaims(readme.REFERENCE)
     return blocks | {name: readme.figure_text(name, known) for name in readme.FIGURES}
 
 
@@ -571,7 +575,7 @@ def generated() -> dict[str, str]:
     [
         ("autocast", "nvidia-h100/variants", "variant-precision-autocast"),
         ("h100-technique-8", "nvidia-h100/ladder", "08-torch-compile"),
-        ("cuda-graphs", "nvidia-h100/steps", None),
+        ("over-nanogpt", "nvidia-h100/steps", None),
         ("seconds-01", "nvidia-h200/time-to-loss", None),
     ],
 )
@@ -623,23 +627,26 @@ def test_readme_stays_as_it_is_with_the_same_logs(reference):
         (
             "nvidia-h100/ladder",
             "14-chunked-head",
-            "hardware contributions speedup-picture h100-optimized h100-mfu h100-speedup"
-            " h100-after-8",
+            "hardware contributions speedup-picture h100-optimized h100-optimized-thousands"
+            " h100-mfu h100-speedup h100-speedup-interval h100-after-8 h100-11-to-15",
         ),
         (
             "nvidia-h100/ladder",
             "08-torch-compile",
             "contributions h100-technique-8 h100-after-8 h100-9-and-10",
         ),
-        ("nvidia-h100/variants", "variant-precision-autocast", "autocast"),
-        ("nvidia-h100/variants", "variant-head-liger", "liger-and-muon"),
+        (
+            "nvidia-h100/variants",
+            "variant-precision-autocast",
+            "autocast autocast-over-nanogpt",
+        ),
         ("nvidia-h200/stages", "01_opt_single_gpu", "hardware"),
         (
             "nvidia-h200/time-to-loss",
             "00_orig-batch-2-rate-0.0005",
             "seconds-00 seconds-00-compiling",
         ),
-        ("amd-epyc-avx2-2-cores/ladder", "00_orig", "cpu-speedups"),
+        ("amd-epyc-avx2-2-cores/ladder", "00_orig", "avx2-speedup"),
     ],
 )
 def test_a_changed_journal_changes_readme(reference, journal, run, changed):
@@ -690,7 +697,8 @@ def test_changed_single_steps_change_readme(reference):
     before = generated()
     path.write_text(json.dumps(records))
     after = generated()
-    assert {name for name in before if after[name] != before[name]} == {"over-nanogpt"}
+    changed = {name for name in before if after[name] != before[name]}
+    assert changed == {"over-nanogpt", "autocast-over-nanogpt", "speedup-picture"}
     assert float(after["over-nanogpt"]) == pytest.approx(
         2 * float(before["over-nanogpt"]), abs=0.02
     )
@@ -703,7 +711,10 @@ def test_a_changed_prediction_changes_readme(reference):
     before = generated()
     path.write_text(json.dumps(stored))
     after = generated()
-    assert {name for name in before if after[name] != before[name]} == {"hardware"}
+    assert {name for name in before if after[name] != before[name]} == {
+        "hardware",
+        "bench-minutes",
+    }
 
 
 @pytest.mark.parametrize(
@@ -838,14 +849,16 @@ def test_a_variant_without_a_purpose_is_named():
 
 def test_write_readme(tmp_path, monkeypatch):
     path = tmp_path / "README.md"
-    for name, value in dict(PAGES=[path], SHOWN=tmp_path, PICTURE=tmp_path / "a.png").items():
+    for name, value in dict(PAGES=[path], SHOWN=tmp_path, PICTURES=tmp_path).items():
         monkeypatch.setattr(readme, name, value)
     path.write_text(marker("technique-index"))
     write_ladder(tmp_path, "00_orig")
     assert readme.write_readme(all_studies())
     assert not readme.write_readme(all_studies())
     assert len(rows_of_text(path.read_text(encoding="utf-8"))) == len(stack.load())
-    assert (tmp_path / "a.png").stat().st_size > 10_000
+    pictures = [tmp_path / name for name in waterfall.README_PICTURES]
+    assert all(picture.stat().st_size > 10_000 for picture in pictures)
+    assert len({picture.read_bytes() for picture in pictures}) == 2
 
 
 # ---- plot_results.py ---------------------------------------------------------------------------

@@ -158,15 +158,15 @@ class Claims:
         return [100 * (factor - 1) for factor in known_values(factors)]
 
     @property
-    def nanogpt_speedup(self) -> float:
+    def nanogpt_speedup(self) -> float | None:
         """How many times as fast as the baseline nanoGPT is: a ratio of another day, times the
         ladder's."""
-        return self.optimized.factor_baseline * self.steps.nanogpt
+        return product(self.optimized.factor_baseline, self.steps.nanogpt)
 
     @property
-    def autocast_over_nanogpt(self) -> float:
+    def autocast_over_nanogpt(self) -> float | None:
         """How many times as fast as nanoGPT 01 is with float32 weights, by ratios of two days."""
-        return self.variants["precision-autocast"].factor * self.steps.over_nanogpt
+        return product(self.variants["precision-autocast"].factor, self.steps.over_nanogpt)
 
     @property
     def technique_count(self) -> int:
@@ -248,6 +248,13 @@ class Claims:
             self.steps.script_gb["01"] / self.steps.script_gb[BEFORE_ALLOCATOR],
             at_most=True,
         )
+
+
+def product(one: float | None, other: float | None) -> float | None:
+    """Returns None where one of them isn't known."""
+    if one is None or other is None:
+        return None
+    return one * other
 
 
 def contributions_of(ladder: Iterable[Row]) -> Iterator[Contribution]:

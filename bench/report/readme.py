@@ -84,7 +84,6 @@ FIGURES = {
     "epyc-speedup": Figure("cpu_speedups.amd-epyc-2-cores", ".1f"),
     "avx2-speedup": Figure("cpu_speedups.amd-epyc-avx2-2-cores", ".1f"),
     # The H100's ladder.
-    "h100-baseline": Figure("baseline.tok_per_sec", ",.0f"),
     "h100-technique-8": Figure("after_8.tok_per_sec", ",.0f"),
     "h100-optimized": Figure("optimized.tok_per_sec", ",.0f"),
     "h100-optimized-thousands": Figure("optimized.tok_per_sec", ".0f", 1e3),
