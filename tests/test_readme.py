@@ -224,7 +224,6 @@ def computed() -> dict[str, str]:
         "h100-mfu": f"{100 * speed(ladder(14)) * flops / H100_PEAK:.0f}",
         "h100-speedup": f"{gain(14, 0):.1f}",
         "h100-after-8": f"{gain(14, 8):.1f}",
-        "h100-9-and-10": f"{gain(10, 8):.2f}",
         "h100-11-to-15": between(own, ".0f"),
         "h100-10-gb": f"{gb(ladder(10)):.0f}",
         "h100-gb": f"{script_gb('01'):.1f}",

@@ -147,10 +147,6 @@ class Claims:
         return self.optimized.speedup_over(self.after_8).factor
 
     @property
-    def factor_of_9_and_10(self) -> float | None:
-        return self.after_10.speedup_over(self.after_8).factor
-
-    @property
     def gains_after_10(self) -> list[float]:
         """What techniques 11 to 15 gain in percent: over the published optimized script's step, and
         in the ladder."""

@@ -91,7 +91,6 @@ FIGURES = {
     "h100-speedup": Figure("optimized.factor_baseline", ".1f"),
     "h100-speedup-interval": Figure("interval", ".1f"),
     "h100-after-8": Figure("factor_after_8", ".1f"),
-    "h100-9-and-10": Figure("factor_of_9_and_10"),
     "h100-11-to-15": Figure("gains_after_10", ".0f"),
     "h100-10-gb": Figure("after_10.reserved_gb", ".0f"),
     # Single steps and whole scripts of another day.
