@@ -761,6 +761,14 @@ def test_the_xeons_typed_range_is_that_of_the_logs():
     assert f"gained {low}× to {high}× in {count} measurements" in unwrapped(methodology)
 
 
+def test_totals_are_of_every_measurement_of_one_model(tmp_path):
+    text = (REFERENCE / "amd-epyc-2-cores" / "stages.jsonl").read_text(encoding="utf-8")
+    model = '"model": "cpu-demo"'
+    for journal, count in ((text, 2), (text.replace(model, '"model": "gpt2"', 1), 1)):
+        (tmp_path / "stages.jsonl").write_text(journal, encoding="utf-8")
+        assert len(totals_in(tmp_path)) == count
+
+
 def test_the_xeons_typed_count_of_variants_is_that_of_the_logs():
     (rows,) = (rows for one, rows in newest_in(REFERENCE / XEON, "variants") if not one.kind)
     slower = sum(row.significance == "slower" for row in rows)
