@@ -401,6 +401,8 @@ def set_up_process() -> None:
     keep_compiled_code()
     os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # PyTorch needs it
     os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # quicker exp and tanh on a GPU
+    # A second start takes the compiled ChunkedLoss, too; its code is part of the cache's key.
+    os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE_ALLOW_CUSTOM_AUTOGRAD", "1")
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages (Linux), before any tensor
     if not torch.cuda.is_available() and platform.libc_ver()[0] == "glibc":
         for parameter, value in ((-1, -1), (-4, 0)):  # M_TRIM_THRESHOLD: never; M_MMAP_MAX: none
