@@ -104,8 +104,8 @@ def test_no_edit_takes_what_was_compiled_of_another(tmp_path):
     is_compiled("first")
     for name in ("forward", "backward", "gradient"):
         is_compiled(name, name)
-    is_compiled("small-chunks", "constant", size=7)  # a constant that it reads, and that constant
-    is_compiled("smaller-chunks", "constant", size=5)
+    is_compiled("large-chunks", "constant", size=20)  # a constant that it reads, and that constant
+    is_compiled("small-chunks", "constant", size=14)
     is_compiled("twice", "function", factor=2)  # a function that it calls, and that function
     is_compiled("thrice", "function", factor=3)
     again = start(edited(tmp_path, "again"))
