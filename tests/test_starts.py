@@ -108,6 +108,7 @@ def test_no_edit_takes_what_was_compiled_of_another(tmp_path):
     is_compiled("small-chunks", "constant", size=14)
     is_compiled("twice", "function", factor=2)  # a function that it calls, and that function
     is_compiled("thrice", "function", factor=3)
+    assert (tmp_path / "cache" / "aotautograd").is_dir()  # which studies delete for a cold start
     again = start(edited(tmp_path, "again"))
     assert (again["hits"], again["misses"], again["bypasses"]) == (1, 0, 0)
     assert again["off"] < 1e-5
