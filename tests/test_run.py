@@ -133,6 +133,19 @@ def test_the_order_of_the_runs(monkeypatch, place):
     assert [name for name, *_ in place.run(sizes(place, "abcdef"), rounds=2)] == [*"abcdef"] * 2
 
 
+def test_what_a_study_takes_is_written_with_the_journals_line(place):
+    """Not before the seconds in which the matmul rate is measured: a SIGKILL then would leave the
+    files of one run and the journal of another."""
+    asked = []
+
+    class Taking(Toy):
+        def collect(self, setup, folder):
+            asked.extend(place.children.asked)
+
+    place.run(Taking(place.plan("a")))
+    assert "matmul_rate" in asked
+
+
 def test_rounds(place, plan, capsys):
     place.children.does["b"] = dict(speed=200)
     assert place.run(plan, rounds=2) == ROUND + NEXT and place.finished
@@ -1014,6 +1027,13 @@ def test_a_question_has_a_time_limit():
     """A GPU that is stuck answers none."""
     with pytest.raises(UserError, match="time.sleep.* gave no answer within 0.5 s$"):
         processes.ask(["-c", "import time; time.sleep(300)"], seconds=0.5)
+
+
+def test_a_question_that_a_signal_ended_says_so():
+    """Also where something was written before that."""
+    program = "import os, sys; print('a warning', file=sys.stderr, flush=True); os.abort()"
+    with pytest.raises(UserError, match="failed: ended by signal 6$"):
+        processes.ask(["-c", program])
 
 
 def test_git_has_a_time_limit(tmp_path, monkeypatch):
