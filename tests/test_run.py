@@ -1023,6 +1023,18 @@ def test_a_rank_does_not_outlive_its_launcher(tmp_path, monkeypatch, does, linux
     assert not is_running(int((tmp_path / "rank").read_text()))
 
 
+def test_a_child_has_ended_though_its_output_is_held_open(monkeypatch):
+    """By a process that isn't found, as its environment is another one."""
+    monkeypatch.setattr(children, "HELD_SECONDS", 0.2)
+    program = (
+        "import subprocess; holder = subprocess.Popen(['sleep', '300'], env={},"
+        " start_new_session=True); print(holder.pid)"
+    )
+    code, out, _ = children.run_child([sys.executable, "-c", program], timeout=60)
+    os.kill(int(out), signal.SIGKILL)
+    assert code == 0
+
+
 def test_a_question_has_a_time_limit():
     """A GPU that is stuck answers none."""
     with pytest.raises(UserError, match="time.sleep.* gave no answer within 0.5 s$"):
