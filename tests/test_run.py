@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -951,6 +952,29 @@ def test_a_child_does_not_outlive_the_tool(tmp_path):
     assert (tmp_path / "got").read_text().split() == [str(int(signal.SIGTERM))]
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a process of its parent's end"
+)
+def test_a_script_that_ignores_sigterm_does_not_outlive_a_killed_tool(tmp_path):
+    """As one that wants to write a checkpoint first."""
+    (tmp_path / "rank.py").write_text(RANK)
+    runs = "from gpt_speed import script; script.run_script(['rank.py'])"
+    tool = "import sys; from gpt_speed import children; "
+    tool += f"children.run_child([sys.executable, '-c', {runs!r}])"
+    variables, pid = environment(PYTHONPATH=str(ROOT)), tmp_path / "rank"
+    with subprocess.Popen([sys.executable, "-c", tool], cwd=tmp_path, env=variables) as process:
+        wait_until(lambda: pid.exists() and pid.read_text())
+        process.kill()
+    wait_until(lambda: not is_running(int(pid.read_text())))
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_a_signal_while_a_child_starts(monkeypatch):
