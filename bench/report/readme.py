@@ -37,6 +37,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     EXPLORER,
     *sorted(REFERENCE.glob("*/README.md")),
+    *sorted(REFERENCE.glob("*/gradients.md")),
 ]
 PICTURE = ROOT / "docs" / "speedup.png"
 BLOCK = re.compile(
