@@ -19,7 +19,7 @@ from bench.analysis.rows import Row, known_values
 from bench.analysis.totals import optimized_in, rounds_of_both
 from bench.catalogue import effect_on_loss, published
 from bench.common import REFERENCE, ROOT, relative, short_name, write_whole
-from bench.report import explorer, prediction_tables, technique_pages, waterfall
+from bench.report import explorer, prediction_tables, technique_pages, to_loss, waterfall
 from bench.report.notes import SINGLE_RUNS, provenance
 from bench.report.pictures import picture_bytes
 from bench.report.prediction_tables import OnCard
@@ -40,6 +40,7 @@ PAGES = [
     *sorted(REFERENCE.glob("*/gradients.md")),
 ]
 PICTURE = ROOT / "docs" / "speedup.png"
+CURVES = ROOT / "docs" / "loss-over-seconds.png"
 BLOCK = re.compile(
     r"(?P<opening>"
     r"<!-- (?P<name>[\w-]+)(?:@(?P<machine>[^\s:]+))?: written by measure\.py readme -->\n"
@@ -116,7 +117,7 @@ FIGURES = {
 
 
 def write_readme(studies: dict) -> bool:
-    """Writes the pages' tables, README's picture and the gains that audits tell again; returns
+    """Writes the pages' tables, two pictures and the gains that audits tell again; returns
     whether that changed a page. Raises what update does."""
     before = {page: page.read_bytes() for page in PAGES}
     after = {page: update(text.decode(), SHOWN, studies).encode() for page, text in before.items()}
@@ -124,6 +125,7 @@ def write_readme(studies: dict) -> bool:
     for page, text in after.items():
         write_whole(page, text)
     write_whole(PICTURE, picture_bytes(waterfall.readme_picture()))
+    write_whole(CURVES, picture_bytes(to_loss.loss_over_seconds()))
     return after != before
 
 
@@ -390,4 +392,6 @@ BLOCKS: dict[str, Callable[[], Table | str]] = {
 BLOCKS_OF_MACHINES: dict[str, Callable[[Path], Table | str]] = {
     "measured": measured_when,
     "own-gpu": prediction_tables.gpu_table,
+    "to-loss": partial(to_loss.table_of, ""),
+    "to-loss-epoch": partial(to_loss.table_of, "epoch"),
 }
