@@ -383,6 +383,7 @@ BLOCKS: dict[str, Callable[[], Table | str]] = {
     "technique-index": technique_pages.index,
     "technique-cards": technique_pages.technique_cards,
     "variant-cards": technique_pages.variant_cards,
+    "variants-on-gpu": technique_pages.measured_on_gpu,
     "gpus": prediction_tables.gpus_table,
     "explorer": explorer.data_block,
     "hardware": hardware_table,
