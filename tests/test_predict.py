@@ -783,6 +783,14 @@ def test_pages_have_the_tables(rows):
         assert not spent or f"| {kind} | {1000 * spent:.1f} |" in text_of("predictions"), kind
 
 
+@pytest.mark.parametrize(
+    ("card", "text"), [("RTX 4090", "106–129"), ("RTX 4070", "56"), ("RTX 3090", ""), ("T4", "")]
+)
+def test_what_others_measured(card, text):
+    """Of each program that resembles 01 the fastest; the RTX 3090's has assumed settings."""
+    assert prediction_tables.thousands_of_others(card) == text
+
+
 def test_rules_count_what_differs():
     by_hand = reference.prediction_of("06-native-layers", CHECK.GPT2)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import processes
-from bench.catalogue import EPOCHS, Scripts
-from bench.common import BOOK_TOKENS, DAMAGE, REFERENCE, ROOT, read_kept, sha256, write_whole
+from bench.catalogue import Scripts
+from bench.common import DAMAGE, REFERENCE, ROOT, read_kept, sha256, write_whole
 from gpt_speed import children, speed
 from gpt_speed.cards import Card
 from gpt_speed.common import UserError
@@ -94,11 +94,6 @@ class Prediction(NamedTuple):
         if precision == "float32":  # every GPU computes in it; one of --memory has no speed
             return "float32 speed unknown"
         return f"not in {precision}"
-
-    def minutes(self, batch: int, card: Card) -> float | None:
-        """Returns the minutes of the published epochs on the book."""
-        expected = self.tok_per_sec(batch, card)
-        return expected and EPOCHS * BOOK_TOKENS / expected / 60
 
     def mfu(self, batch: int, card: Card) -> float | None:
         """Returns the share of the datasheet's 16-bit throughput that is used."""
