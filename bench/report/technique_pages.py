@@ -245,6 +245,7 @@ def index() -> Table:
     return Table(
         [
             text_col("technique", "link"),
+            Column("lines", lines_changed),
             gain_col(f"{SHOWN_GPU}: × speed", SHOWN_GPU, speed_text),
             gain_col(f"{SHOWN_GPU}: × memory", SHOWN_GPU, memory_text),
             num_col("A100: × speed", "published_factor", ".2f"),
@@ -254,6 +255,13 @@ def index() -> Table:
         ],
         [*lines, ddp],
     )
+
+
+def lines_changed(technique: Technique) -> str:
+    """Returns how many lines a technique's diff adds and removes, such as "+3 −1"."""
+    starts = [line[:1] for line in diff_of(technique.patch).splitlines()]
+    headings = 1  # the lines --- and +++ of the only file
+    return f"+{starts.count('+') - headings} −{starts.count('-') - headings}"
 
 
 def gain_on_the_gpu(technique: Technique) -> float:
