@@ -109,7 +109,7 @@ class Estimates(NamedTuple):
 
     @property
     def reach_TC(self) -> np.ndarray:
-        """Half of the 95 % interval."""
+        """Half of the 95% interval."""
         return self.error_TC * stdtrit(self.degrees_TC, 0.975)
 
     def claims_TC(self, level: float) -> np.ndarray:

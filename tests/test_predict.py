@@ -748,7 +748,7 @@ def test_checks_come_first(rows):
 
 
 def test_the_range_by_all_other_programs():
-    """It holds 95 % of their checks, and none of the program's own."""
+    """It holds 95% of their checks, and none of the program's own."""
 
     def row(program: str, speed: float, group: str = "check", is_compiled: bool = True) -> dict:
         return dict(

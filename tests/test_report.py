@@ -124,7 +124,7 @@ def test_techniques(shown):
         "tok/sec": "104",
         "range": "103–106",
         "speedup": "1.03",
-        "95 %": "1.03–1.03",
+        "95%": "1.03–1.03",
         "speedup, A100": "2.00",
         "over the baseline": "1.03",
         "reserved GB": "1.25",

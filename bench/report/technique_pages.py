@@ -31,7 +31,7 @@ WHERE = {  # what the CPU's figures of a purpose are of, where that isn't 01 wit
     "Several GPUs": "Measured on two CPU ranks with `cpu-demo`, over `02`; none has run on several"
     " GPUs. [With gpt2-medium](multi-gpu.md#models-that-one-gpu-cant-hold) ZeRO 3 saves memory.",
 }
-LINKS = 2  # to the sources of a variant; its patch names all
+LINKS = 1  # to the sources of a variant; its patch names all
 BOLD = "faster", "slower"  # of significances
 MISSING = "–"  # what was neither measured nor predicted
 SHOWN_GPU, SHOWN_CPU = "H100", "Xeon"  # of whose gains the techniques' table tells
@@ -116,7 +116,7 @@ def results() -> Table:
             num_col("baseline, tok/sec", "baseline.tok_per_sec", ",.0f"),
             num_col("optimized, tok/sec", "tok_per_sec", ",.0f"),
             num_col("speedup", "factor_baseline", ".1f", "×"),
-            Column("95 %", interval_over_baseline),
+            Column("95%", interval_over_baseline),
             value_col("over all measurements", "measured.folder", factors_text),
         ],
         sorted(optimized_in(REFERENCE), key=has_gpu, reverse=True),

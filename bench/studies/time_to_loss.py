@@ -108,7 +108,7 @@ class TimeToLoss(Study):
         if measured.plan.targets:
             how += (
                 " Seconds of training, and of compilation with an empty cache, to the target."
-                " Speedups are the means of the seeds' ratios, with their 95 % intervals; bold:"
+                " Speedups are the means of the seeds' ratios, with their 95% intervals; bold:"
                 " significant over the whole table. A run that hasn't reached the target after"
                 f" {measured.plan.tokens:,} tokens ends; its speedup is a bound, and not"
                 " tested."
@@ -312,7 +312,7 @@ def time_columns(target: float, rows: list[Row]) -> list[Column]:
         Column("seconds", cells.seconds),
         Column("range", cells.range),
         Column("× to the loss", cells.factor),
-        Column("95 %", cells.interval),
+        Column("95%", cells.interval),
         Column("first step, extra s", cells.first_step),
     ]
     if any(row.warm_excess is not None for row in rows):
