@@ -10,6 +10,7 @@ from bench.report.tables import marked
 from gpt_speed.tables import fmt
 
 BEFORE = "#DCE5EC"  # what is gained already
+LOSS = dict(facecolor="white", hatch="/////", linewidth=0)  # of what a row is slower by
 LETTERS = 40  # of an error that fit next to a bar
 
 
@@ -33,13 +34,19 @@ def draw_speedups(axes, rows: list[Row], colours: list[str]) -> None:
     for place, (row, colour) in enumerate(zip(rows, colours, strict=True)):
         start, end = ends_of(row, totals) or (low, low)
         axes.barh(place, start - low, 0.56, low, color=BEFORE)
-        axes.barh(place, end - start, 0.56, start, color=colour)
+        style = LOSS | dict(edgecolor=colour) if is_slower(row) else dict(color=colour)
+        axes.barh(place, end - start, 0.56, start, **style)
         annotate(axes, place, end, row)
     axes.set_yticks(range(len(rows)), list(map(name_of, rows)))
     axes.set_xscale("log", base=2)
     axes.set_xlim(left=low)
     axes.xaxis.set_major_formatter("{x:g}×")
     axes.set_xlabel(heading_of(rows))
+
+
+def is_slower(row: Row) -> bool:
+    """Returns whether a row's factor is below 1 as it is printed."""
+    return bool(row.factor) and round(row.factor, 2) < 1
 
 
 def annotate(axes, place: int, end: float, row: Row) -> None:
@@ -55,6 +62,8 @@ def annotate(axes, place: int, end: float, row: Row) -> None:
 def heading_of(rows: list[Row]) -> str:
     """Returns what the panel of speedups shows."""
     heading = "throughput relative to the baseline (log scale); labels: gain of each step"
+    if any(map(is_slower, rows)):
+        heading += "\nhatched: lost"
     if any(row.speedup().is_wide for row in rows):
         heading += f"\n{WIDE_MARK}: wide interval"
     return heading
