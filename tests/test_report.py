@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -39,7 +40,7 @@ from bench.report.machine_section import headline
 from bench.report.notes import full_notes, provenance
 from bench.report.pictures import place_of
 from bench.report.tables import full_table
-from bench.studies import all_studies
+from bench.studies import all_studies, time_to_loss
 from gpt_speed import children
 from gpt_speed.common import UserError
 from gpt_speed.machine import ram_gb
@@ -179,6 +180,40 @@ def test_a_column_holds_the_gains_of_its_machine():
     variant.gains.append(predicted)
     (cells,) = rows_of_text(markdown(technique_pages.variants_table([variant])))
     assert cells[1:] == ["*1.10*", "1.20", "*0.80*"]
+
+
+def test_a_variant_that_changes_nothing():
+    """It is predicted to, and no CPU says otherwise."""
+
+    def changes(*gains: Gain) -> bool:
+        return technique_pages.Variant("a", "a", list(gains)).changes_something
+
+    nothing = Gain("H100", 1.001, 0.999, source="predicted")
+    cpu = Gain("Xeon", 1.01, 1.0, device="cpu", significance="no significant change")
+    assert not changes(nothing) and not changes(nothing, cpu)
+    assert changes(nothing, replace(cpu, significance="slower"))
+    assert changes(replace(nothing, memory=0.99)) and changes(replace(nothing, source="measured"))
+    assert changes(cpu) and changes()
+
+
+def test_a_missing_cell_says_why():
+    unclear = technique_pages.Variant("a", "a", [], is_unclear=True)
+    predicted = technique_pages.Variant("b", "b", [Gain("H100", 1.1, 0.8, source="predicted")])
+    lines = rows_of_text(markdown(technique_pages.variants_table([unclear, predicted])))
+    assert [line[1:] for line in lines] == [["–", "unclear", "–"], ["*1.10*", "–", "*0.80*"]]
+
+
+def test_lines_of_a_diff(monkeypatch):
+    diff = "--- a/00.py\n+++ b/00.py\n@@ -1,3 +1,3 @@\n a\n-b\n+c\n+d\n \n"
+    monkeypatch.setattr(technique_pages, "diff_of", lambda patch: diff)
+    assert technique_pages.lines_changed(technique_pages.techniques()[0]) == "+2 −1"
+
+
+def test_the_title_of_times_to_a_loss():
+    """Where the best script isn't significantly faster it tells of 01."""
+    ((measured, rows),) = newest_in(REFERENCE / "nvidia-h200", "time-to-loss")
+    (target,) = measured.plan.targets.values()
+    assert time_to_loss.title_of(rows, target).startswith("01: 0.54 times as fast as 00\n")
 
 
 def test_what_was_measured(shown):
