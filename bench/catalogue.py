@@ -43,6 +43,7 @@ class Run:
     processes: int = 1
     torchrun: bool = False  # whether torchrun starts it
     options: tuple[str, ...] = ()  # next to those of the plan
+    variables: dict[str, str] = field(default_factory=dict, hash=False)  # of its environment
     number: int | None = None  # of the technique, in the ladder
     stage: str | None = None  # "00", "01" or "02", if it is one of the three scripts
     ablated: str | None = None  # the technique or variant that was taken out of it

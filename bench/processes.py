@@ -70,13 +70,20 @@ def git_commit() -> str | None:
     """Returns this repository's commit, with a "+" if files outside results/ have been edited
     since; None without git, or where this is no clone. Raises UserError where git gives no
     answer, as on a network's disk that is gone."""
-    if not (ROOT / ".git").exists() or not shutil.which("git"):
-        return None
-    failed, commit, _ = answer_of(["git", "rev-parse", "HEAD"], "git rev-parse")
-    if failed:
+    commit = head_of(ROOT)
+    if not commit:
         return None
     edited, *_ = answer_of(["git", "diff", "--quiet", "HEAD", "--", ".", ":!results"], "git diff")
-    return f"{commit.strip()}+" if edited else commit.strip()
+    return f"{commit}+" if edited else commit
+
+
+def head_of(clone: Path) -> str | None:
+    """Returns the commit that a clone has checked out; None without git, or where it is no clone.
+    Raises UserError where git gives no answer."""
+    if not (clone / ".git").exists() or not shutil.which("git"):
+        return None
+    failed, commit, _ = answer_of(["git", "-C", clone, "rev-parse", "HEAD"], "git rev-parse")
+    return None if failed else commit.strip()
 
 
 def prepare_tokens(folder: Path) -> None:

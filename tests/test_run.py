@@ -687,7 +687,9 @@ TORCHRUN = [
 def test_command(place, changes, launcher):
     """A run's own options come last; its folders live as long as it does."""
     plan = place.plan("a")
-    plan.runs[0] = plan.runs[0].replace(options=("--batch-size", "2", "--to", SCRATCH), **changes)
+    plan.runs[0] = plan.runs[0].replace(
+        options=("--batch-size", "2", "--to", SCRATCH), variables={"ITS": "2"}, **changes
+    )
     place.setup.options.extend(["--dropout", "0"])
 
     def leave(command, environment):
@@ -713,9 +715,9 @@ def test_command(place, changes, launcher):
     assert call.command[-6:-1] == ["--dropout", "0", "--batch-size", "2", "--to"]
     assert not scratch.exists() and scratch.parent == place.folder / "build"
     assert call.cores == 2 * plan.runs[0].processes
-    assert call.environment["OWN"] == "1"
+    assert (call.environment["OWN"], call.environment["ITS"]) == ("1", "2")
     (event,) = place.events("run")
-    assert event["command"].startswith(" ".join(["python", *launcher]))
+    assert event["command"].startswith(" ".join(["ITS=2", "python", *launcher]))
 
 
 @pytest.mark.parametrize(

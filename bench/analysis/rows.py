@@ -214,6 +214,15 @@ class Figures:
             if number not in self.compiling_rounds
         )
 
+    @property
+    def warm_first_step_seconds(self) -> float | None:
+        """The median first step of the rounds that found it compiled."""
+        return median_known(
+            training.record.first_step_seconds
+            for number, training in self.by_round.items()
+            if number not in self.compiling_rounds
+        )
+
     def compilation(self, number: int) -> float:
         """Returns what the first step of a round would take beyond a median one, had it to compile:
         its own figure, or the median of the rounds that did."""

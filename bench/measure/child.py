@@ -67,9 +67,10 @@ def launcher_of(run: Run) -> list[str]:
     ]
 
 
-def as_typed(command: list, python: str | Path = "python") -> str:
-    """Returns a command as a user would type it, who calls its Python so."""
-    return shlex.join(map(relative, [python, *command[1:]]))
+def as_typed(command: list, run: Run, python: str | Path = "python") -> str:
+    """Returns the command of a run as a user would type it, who calls its Python so."""
+    variables = [f"{name}={value}" for name, value in run.variables.items()]
+    return shlex.join([*variables, *map(relative, [python, *command[1:]])])
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def run_job(
         cache = compiler_cache(job, measurement)
         begin = begin_event(job, measurement, command, cache)
         append(journal, begin)
-        environment = cache_variables(cache) | study.environment
+        environment = cache_variables(cache) | study.environment | job.run.variables
         timeout = HANG_SECONDS + 5 * length.seconds
         ended = run_until(timeout, command, study.cores(job.run), environment)
         check_inputs(job.run, measurement, study, setup)
@@ -126,7 +127,7 @@ def begin_event(job: Job, measurement: Measurement, command: list, cache: Path) 
         name=job.run.name,
         round=job.round,
         seed=job.seed,
-        command=as_typed(command),
+        command=as_typed(command, job.run),
         source_sha256=measurement.sources[job.run.name],
         compiled=cache.exists(),
     )
@@ -158,12 +159,12 @@ def run_until(
 
 
 def source_of(run: Run, study: Measurable, setup: Setup) -> str:
-    """Returns the SHA-256 of what a run's results come from: its script, the files of a program
-    that runs it, and what both import. Raises UserError, StackError, OSError."""
-    files = [word for word in study.driver(setup, run) if isinstance(word, Path)]
-    files += study.imports(run)
-    text = setup.scripts.text(run.script)
-    return sha256(b"".join([text, *(file.read_bytes() for file in files)]))
+    """Returns the SHA-256 of what a run's results come from: its script, the files and the words
+    by which a program runs it, and what both import. Raises UserError, StackError, OSError."""
+    parts = [setup.scripts.text(run.script)]
+    for word in [*study.driver(setup, run), *study.imports(run)]:
+        parts.append(word.read_bytes() if isinstance(word, Path) else str(word).encode())
+    return sha256(b"".join(parts))
 
 
 def check_inputs(run: Run, measurement: Measurement, study: Measurable, setup: Setup) -> None:

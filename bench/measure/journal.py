@@ -251,7 +251,7 @@ class Measurement:
 
 def how_it_runs(run: Run) -> tuple:
     """Returns what besides its script makes a run's results those of another one."""
-    return run.options, run.processes, run.torchrun, run.facts
+    return run.options, run.variables, run.processes, run.torchrun, run.facts
 
 
 def has_words(command: str, words: str) -> bool:

@@ -289,7 +289,7 @@ class Runner:
             elif own:
                 length, scratch = self.lengths[run.name], BUILD / "scratch"
                 command = command_of(self.study, own[0], self.setup, length, scratch)
-                typed = as_typed(command, run.python or "python")
+                typed = as_typed(command, run, run.python or "python")
                 print(f"{counted(len(own), 'run')}: {typed}")
 
     def describe(self, job: Job, result: Result) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench import processes
 from bench.analysis.gradients import verdict_of
-from bench.analysis.rows import Row, median_known, rows_of
+from bench.analysis.rows import Row, rows_of
 from bench.catalogue import Run
 from bench.measure.journal import Measurement
 from bench.measure.plan import Plan, Setup
@@ -111,7 +111,7 @@ class Versions(Study):
             Column("speedup", factor_text),
             INTERVAL,
             num_col("first step s", "record.first_step_seconds", ".1f"),
-            Column("again", lambda row: fmt(warm_first_step(row), ".1f")),
+            num_col("again", "warm_first_step_seconds", ".1f"),
             GB,
             LOSS,
             text_col("gradients", "run.facts.gradients"),
@@ -180,15 +180,6 @@ def is_check(run: Run) -> bool:
     return run.name.startswith(CHECK)
 
 
-def warm_first_step(row: Row) -> float | None:
-    """Returns the median seconds of a first step in the rounds that found its script compiled."""
-    return median_known(
-        training.record.first_step_seconds
-        for number, training in row.by_round.items()
-        if number not in row.compiling_rounds
-    )
-
-
 def speed_bar(row: Row) -> Bar:
     text = row.error or f"{row.tok_per_sec:,.0f}"
     if row.factor:
@@ -198,7 +189,7 @@ def speed_bar(row: Row) -> Bar:
 
 
 def first_step_bar(row: Row) -> Bar:
-    again = warm_first_step(row)
+    again = row.warm_first_step_seconds
     cold = row.record.first_step_seconds if row.record else None
     text = " / ".join(fmt(seconds, ".1f") for seconds in (again, cold) if seconds is not None)
     return Bar("", again, text, COLOURS[row.run.stage], behind=cold)
