@@ -313,16 +313,15 @@ def picture(rows: list[dict]):
         axis.set_major_formatter("{x:,.0f}")
     axes.fill_between(ends, (1 - NEAR) * ends, (1 + NEAR) * ends, color="0.9", label="±20%")
     axes.plot(ends, ends, color="0.5", linewidth=1)
-    for label, is_check, colour in (
-        ("used to tune or change the model", False, MEMORY),
-        ("check: nothing was tuned on it", True, OWN),
+    for label, is_check, colour, size in (
+        ("used to tune or change the model", False, MEMORY, 3),
+        ("check: nothing was tuned on it", True, OWN, 6),
     ):
         points = [
             (row["tok_per_sec"], row["predicted"])
             for row in rows
             if (row["group"] == "check") is is_check
         ]
-        size = 6 if is_check else 3
         axes.plot(*zip(*points, strict=True), "o", color=colour, markersize=size, label=label)
     worst = {
         (row["source"], row["card"]): row
