@@ -215,7 +215,7 @@ def draw_bars(axes, bars: Sequence[Bar]) -> None:
 
 def draw_alternatives(measured, base: Row, rows: list[Row]):
     """Draws speed and memory of each row as factors over `base`, the fastest first, and those too
-    uncertain to rank last; of the speed with 95 % intervals."""
+    uncertain to rank last; of the speed with 95% intervals."""
     rows = [row for row in rows if row.factor and row.memory_factor]
     rows.sort(key=attrgetter("factor"), reverse=True)
     rows.sort(key=is_uncertain)

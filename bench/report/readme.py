@@ -20,7 +20,7 @@ from bench.analysis.totals import optimized_in, rounds_of_both
 from bench.catalogue import effect_on_loss
 from bench.common import REFERENCE, ROOT, relative, short_name, write_whole
 from bench.predict.batches import comparable_batch
-from bench.report import explorer, prediction_tables, technique_pages, waterfall
+from bench.report import explorer, prediction_tables, technique_pages, to_loss, waterfall
 from bench.report.notes import SINGLE_RUNS, provenance
 from bench.report.pictures import picture_bytes
 from bench.report.prediction_tables import OnCard
@@ -38,8 +38,10 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     EXPLORER,
     *sorted(REFERENCE.glob("*/README.md")),
+    *sorted(REFERENCE.glob("*/gradients.md")),
 ]
 PICTURES = ROOT / "docs"
+CURVES = ROOT / "docs" / "loss-over-seconds.png"
 BLOCK = re.compile(
     r"(?P<opening>"
     r"<!-- (?P<name>[\w-]+)(?:@(?P<machine>[^\s:]+))?: written by measure\.py readme -->\n"
@@ -132,7 +134,7 @@ class ReadmeClaims(Claims):
 
 
 def write_readme(studies: dict) -> bool:
-    """Writes the pages' tables, README's picture and the gains that audits tell again; returns
+    """Writes the pages' tables, two pictures and the gains that audits tell again; returns
     whether that changed a page. Raises what update does."""
     before = {page: page.read_bytes() for page in PAGES}
     after = {page: update(text.decode(), SHOWN, studies).encode() for page, text in before.items()}
@@ -142,6 +144,7 @@ def write_readme(studies: dict) -> bool:
     for name, palette in waterfall.README_PICTURES.items():
         figure = waterfall.readme_picture(Claims(REFERENCE), palette)
         write_whole(PICTURES / name, picture_bytes(figure))
+    write_whole(CURVES, picture_bytes(to_loss.loss_over_seconds()))
     return after != before
 
 
@@ -390,6 +393,7 @@ BLOCKS: dict[str, Callable[[], Table | str]] = {
     "technique-index": technique_pages.index,
     "technique-cards": technique_pages.technique_cards,
     "variant-cards": technique_pages.variant_cards,
+    "variants-on-gpu": technique_pages.measured_on_gpu,
     "gpus": prediction_tables.gpus_table,
     "explorer": explorer.data_block,
     "hardware": hardware_table,
@@ -399,4 +403,6 @@ BLOCKS: dict[str, Callable[[], Table | str]] = {
 BLOCKS_OF_MACHINES: dict[str, Callable[[Path], Table | str]] = {
     "measured": measured_when,
     "own-gpu": prediction_tables.gpu_table,
+    "to-loss": partial(to_loss.table_of, ""),
+    "to-loss-epoch": partial(to_loss.table_of, "epoch"),
 }

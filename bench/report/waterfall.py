@@ -31,6 +31,7 @@ class Rung:
     label: str  # stands at the bar's end: a gain, a speed, or an error
     colour: str
     is_gain: bool  # whether the label is a gain
+    is_loss: bool  # whether the gain is below 1
     ends: tuple[float, float] | None  # where its gain begins and ends; None without
     gb: float | None
 
@@ -45,6 +46,7 @@ def rungs_of(rows: list[Row], colours: list[str]) -> list[Rung]:
             label_of(row),
             colour,
             bool(row.factor),
+            is_slower(row),
             ends_of(row, totals),
             row.reserved_gb,
         )
@@ -65,18 +67,27 @@ def draw(rungs: list[Rung], title: str, heading: str, palette: Palette = LIGHT):
 
 
 def draw_speedups(axes, rungs: list[Rung], palette: Palette) -> None:
-    """Draws what each technique gained, from where the one before it had come to."""
+    """Draws what each technique gained, from where the one before it had come to; hatched: lost."""
     lay_rows(axes, len(rungs))
     low = min([1.0, *(min(rung.ends) for rung in rungs if rung.ends)])
     for place, rung in enumerate(rungs):
         start, end = rung.ends or (low, low)
         axes.barh(place, start - low, 0.56, low, color=palette.before)
-        axes.barh(place, end - start, 0.56, start, color=rung.colour)
+        if rung.is_loss:
+            style = dict(facecolor="none", edgecolor=rung.colour, hatch="/////", linewidth=0)
+        else:
+            style = dict(color=rung.colour)
+        axes.barh(place, end - start, 0.56, start, **style)
         annotate(axes, place, end, rung, palette)
     axes.set_yticks(range(len(rungs)), [rung.name for rung in rungs])
     axes.set_xscale("log", base=2)
     axes.set_xlim(left=low)
     axes.xaxis.set_major_formatter("{x:g}×")
+
+
+def is_slower(row: Row) -> bool:
+    """Returns whether a row's factor is below 1 as it is printed."""
+    return bool(row.factor) and round(row.factor, 2) < 1
 
 
 def annotate(axes, place: int, end: float, rung: Rung, palette: Palette) -> None:
@@ -90,6 +101,8 @@ def annotate(axes, place: int, end: float, rung: Rung, palette: Palette) -> None
 def heading_of(rows: list[Row]) -> str:
     """Returns what the panel of speedups shows."""
     heading = "throughput relative to the baseline (log scale); labels: gain of each step"
+    if any(map(is_slower, rows)):
+        heading += "\nhatched: lost"
     if any(row.speedup().is_wide for row in rows):
         heading += f"\n{WIDE_MARK}: wide interval"
     return heading
@@ -187,6 +200,7 @@ def allocator_rung(claims: Claims, palette: Palette) -> Rung:
         f"≤ {settings.speed:.2f}×",
         palette.gain,
         is_gain=False,
+        is_loss=False,
         ends=(end, end),
         gb=claims.steps.script_gb["01"],
     )
