@@ -80,11 +80,11 @@ def edited(tmp_path):
 
 @pytest.fixture
 def variant(tmp_path):
-    """Returns 01 with a variant."""
+    """Returns 01 with variants."""
 
-    def variant(name: str) -> Path:
+    def variant(*names: str) -> Path:
         path = tmp_path / "variant.py"
-        path.write_bytes(stack.compose([name]))
+        path.write_bytes(stack.compose([*names]))
         return path
 
     return variant
@@ -229,6 +229,7 @@ def test_01_has_the_gradients_of_00(check):
         ("memory-checkpoint", [], FAST),
         ("attention-backend", ["--attention", "math"], FAST),
         ("head-sampled", [], None),
+        ("dropout-hash", [], FAST),
     ],
 )
 def test_what_is_compiled_is_right(variant, check, name, options, reference):
@@ -236,6 +237,34 @@ def test_what_is_compiled_is_right(variant, check, name, options, reference):
     verdict = check(script, *FLOAT32, *options, reference=reference)
     assert {"compiled to uncompiled", "dropout"} <= verdict.cells.keys()
     assert not verdict.wrong and "refused" not in verdict.cells["dropout"]
+
+
+HASHED = "dropout-hash", "memory-budget", "attention-backend"
+REFUSES = "if config.compile and config.dropout and config.memory_budget < 1:"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [[], ["--no-compile"]], ids=["compiled", "uncompiled"])
+def test_checkpoints_make_the_masks_of_a_hash_again(variant, check, compiled):
+    verdict = check(variant("dropout-hash", "memory-checkpoint"), *FLOAT32, *compiled)
+    assert "dropout" in verdict.cells and not verdict.wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [0.5, 0.2, 0.0])
+@pytest.mark.parametrize("attention", [[], ["--no-attention-dropout"]], ids=["attention", "hash"])
+def test_a_memory_budget_makes_the_masks_of_a_hash_again(variant, check, budget, attention):
+    """At every budget; attention's own dropout is still wrong, so that memory-budget goes on to
+    refuse dropout."""
+    script = variant(*HASHED)
+    options = *FLOAT32, "--attention", "math", *attention, "--memory-budget", budget
+    assert "refused" in check(script, *options).cells["dropout"]
+    text = script.read_text()
+    assert text.count(REFUSES) == 1
+    script.write_text(text.replace(REFUSES, "if False:"))
+    verdict = check(script, *options)
+    assert bool(verdict.wrong) is not bool(attention)
+    assert all(reason.startswith("dropout") for reason in verdict.wrong)
 
 
 @pytest.mark.slow
