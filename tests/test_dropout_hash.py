@@ -8,14 +8,14 @@ import pytest
 import torch
 from conftest import TINY, load, run_python, small, write_tokens
 from test_checkpoints import KILLED, TWO, Trial
-from test_model import SIZES, losses_of, model_of, windows_of
+from test_model import SIZES, Losses, losses_of, model_of, windows_of
 from test_variants import TRACED
 
 from patches import stack
 
 RATE = 0.1
 NUMBERS = 2**20
-# How likely a test would fail if the bits were random. The seeds are fixed: it fails always or never.
+# How likely a test would fail if the bits were random. Seeds are fixed: it always or never does.
 CHANCE = 1e-3
 UPDATE = "            backward_and_update(loss, optimizer)\n"
 WRITES_SEEDS = """
@@ -161,29 +161,30 @@ def test_compiled_it_drops_the_same(script, dtype):
 # ---- Its seeds
 
 
-class Drawn:
-    """A run's reports, with the seeds of each step and what the compiler had made by then."""
+class Drawn(Losses):
+    """Keeps each step's seeds, and how many graphs the compiler had been given by then."""
 
     def __init__(self, script):
+        super().__init__()
         self.script, self.seeds, self.graphs = script, [], []
 
-    def start(self, model, *_):
+    def start(self, model, data, config):
+        super().start(model, data, config)
         self.layers = [m for m in model.modules() if isinstance(m, self.script.HashDropout)]
 
-    def log(self, *_):
+    def log(self, *figures):
+        super().log(*figures)
         self.seeds.append([int(layer.seed) for layer in self.layers])
         self.graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
-    def epoch(self, *_):
-        """Reports nothing."""
-
 
 def drawn_by(script, tokens, seed: int = 123, **settings) -> Drawn:
-    """Returns what 20 steps drew."""
-    model, config = model_of(script, dropout=RATE, **settings, max_steps=20, eval_freq=1)
+    """Returns what is drawn in 20 steps, after each of which a line is logged."""
+    steps = dict(dropout=RATE, max_steps=20, eval_freq=1)
+    model, config = model_of(script, **steps | settings)
     torch.manual_seed(seed)
     run = Drawn(script)
-    run.rows = losses_of(script, model, config, windows_of(script, tokens), run)
+    losses_of(script, model, config, windows_of(script, tokens), run)
     return run
 
 
