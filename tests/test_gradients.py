@@ -80,11 +80,11 @@ def edited(tmp_path):
 
 @pytest.fixture
 def variant(tmp_path):
-    """Returns 01 with a variant."""
+    """Returns 01 with variants."""
 
-    def variant(name: str) -> Path:
+    def variant(*names: str) -> Path:
         path = tmp_path / "variant.py"
-        path.write_bytes(stack.compose([name]))
+        path.write_bytes(stack.compose([*names]))
         return path
 
     return variant
@@ -229,6 +229,7 @@ def test_01_has_the_gradients_of_00(check):
         ("memory-checkpoint", [], FAST),
         ("attention-backend", ["--attention", "math"], FAST),
         ("head-sampled", [], None),
+        ("dropout-hash", [], FAST),
     ],
 )
 def test_what_is_compiled_is_right(variant, check, name, options, reference):
@@ -236,6 +237,41 @@ def test_what_is_compiled_is_right(variant, check, name, options, reference):
     verdict = check(script, *FLOAT32, *options, reference=reference)
     assert {"compiled to uncompiled", "dropout"} <= verdict.cells.keys()
     assert not verdict.wrong and "refused" not in verdict.cells["dropout"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [[], ["--no-compile"]], ids=["compiled", "uncompiled"])
+def test_checkpoints_make_the_masks_of_a_hash_again(variant, check, compiled):
+    verdict = check(variant("dropout-hash", "memory-checkpoint"), *FLOAT32, *compiled)
+    assert "dropout" in verdict.cells and not verdict.wrong
+
+
+REFUSES = "if config.compile and config.dropout and config.memory_budget < 1:"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("budget", "options", "is_wrong"),
+    [
+        (0.5, ["--no-attention-dropout"], False),
+        (0.2, ["--no-attention-dropout"], False),
+        (0.0, ["--no-attention-dropout"], False),
+        (0.2, [], True),
+    ],
+)
+def test_a_memory_budget_makes_the_masks_of_a_hash_again(variant, check, budget, options, is_wrong):
+    """At every budget. But attention draws its own masks, and anew: so memory-budget refuses
+    dropout with this variant, too, which is taken out here."""
+    script = variant("dropout-hash", "memory-budget", "attention-backend")
+    text = script.read_text()
+    assert text.count(REFUSES) == 1
+    script.write_text(text.replace(REFUSES, "if False:"))
+    attention = "--attention", "math", *options
+    verdict = check(
+        script, *FLOAT32, *attention, "--memory-budget", budget, layers=1, reference=None
+    )
+    assert bool(verdict.wrong) is is_wrong
+    assert all(reason.startswith("dropout") for reason in verdict.wrong)
 
 
 @pytest.mark.slow

@@ -350,6 +350,18 @@ def test_compiled(name, memory):
     assert peak(compiled["events"]) < memory * peak(eager["events"])
 
 
+def test_a_hook_of_a_compiled_model_runs_before_each_call():
+    from bench.predict.compiled import Compiled  # of one version of PyTorch alone
+
+    seen, x = [], torch.ones(1, 2)
+    compiled = Compiled(torch.nn.Linear(2, 3))
+    compiled.register_forward_pre_hook(lambda module, inputs: seen.append((module, inputs)))
+    with torch.no_grad():
+        compiled(x)
+        compiled(x)
+    assert [(module is compiled, inputs[0] is x) for module, inputs in seen] == [(True, True)] * 2
+
+
 @pytest.mark.slow
 def test_what_takes_less_memory():
     plain, checkpoints, autocast, ddp, shared = (

@@ -514,6 +514,7 @@ CONFLICTS = {
     ),
     ("attention-backend", "parallel-sharded"),
     ("attention-backend", "model-skips"),
+    ("dropout-hash", "model-skips"),  # both change the residuals of a block
     ("data-workers", "timeout-ranks"),
     ("loop-accelerate", "precision-fp16"),
     ("loop-accelerate", "step-accumulation"),

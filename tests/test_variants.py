@@ -523,15 +523,6 @@ def test_the_collector_is_frozen_once(scripts, tokens):
         gc.unfreeze()
 
 
-def test_dropout_from_bytes_keeps_means(scripts):
-    torch.manual_seed(1)
-    dropout = scripts("dropout-bytes").ByteDropout(0.1)
-    y = dropout(torch.ones(64, 64, 256))
-    assert (y == 0).float().mean().item() == pytest.approx(26 / 256, abs=1e-3)
-    assert y.mean().item() == pytest.approx(1, abs=1e-3) and y.unique().numel() == 2
-    assert dropout.eval()(y) is y
-
-
 def test_sampled_softmax_estimates_the_whole_sum_and_starts_with_the_frequencies(scripts):
     """The mean of exp(loss) over many samples is the inverse of the target's probability."""
     script = scripts("head-sampled")

@@ -250,11 +250,18 @@ class Compiled:
     def __init__(self, model: nn.Module):
         self.model = getattr(model, "module", model)  # without DDP's buckets around it
         self.programs: dict[tuple, Programs] = {}  # by the shapes of the inputs
+        self.hooks: list[Callable] = []
 
     def __getattr__(self, name: str):
         return getattr(self.model, name)
 
+    def register_forward_pre_hook(self, hook: Callable) -> None:
+        """Keeps a hook that runs before each call, and isn't compiled."""
+        self.hooks.append(hook)
+
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        for hook in self.hooks:
+            hook(self, inputs)
         if not torch.is_grad_enabled():
             return self.model._call_impl(*inputs)  # without this, if it's a part
         shapes = tuple(x.shape for x in inputs)

@@ -74,7 +74,7 @@ PURPOSES = {
     "Model": ("init-gpt2", "model-mixture", "model-modern", "model-skips", "model-tied-head"),
     "Speed and compilation": (
         "head-sampled",
-        "dropout-bytes",
+        "dropout-hash",
         "attention-backend",
         "compile-blocks",
         "compile-mode",
