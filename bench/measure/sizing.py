@@ -13,9 +13,8 @@ from statistics import median
 from bench import processes
 from bench.catalogue import Run
 from bench.common import BOOK_TOKENS, has_option, tokens_in, trained_in
-from bench.measure.journal import Result
 from bench.measure.plan import Job, Measurable, Plan, Setup
-from bench.measure.records import comparison_point, tokens_per_step
+from bench.measure.records import Result, comparison_point, tokens_per_step
 from gpt_speed.cards import A100_FLOPS
 from gpt_speed.common import UserError
 

@@ -15,9 +15,9 @@ from bench.catalogue import (
     published_source,
 )
 from bench.common import ROOT
-from bench.measure.journal import Measurement, Result, journal_of, loose_records, read_journal
+from bench.measure.journal import Measurement, journal_of, loose_records, read_journal
 from bench.measure.plan import SEED, Plan, Setup
-from bench.measure.records import COMPLETE, Record
+from bench.measure.records import COMPLETE, Record, Result
 from bench.predict.batches import batches_that_fit
 from bench.report.notes import float32_reason, full_notes
 from bench.report.pictures import COLOURS, Bar, draw_bars, rows_of_panels, shorten
