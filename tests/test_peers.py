@@ -11,8 +11,8 @@ from made_up import CPU, MACHINE, carry_out, cells_of, setup_of, shown, speeds_o
 from matplotlib import pyplot as plt
 
 from bench.analysis.folders import newest_in
-from bench.measure.child import as_typed, command_of, compiler_cache, source_of
 from bench.measure.journal import Measurement
+from bench.measure.launch import as_typed, command_of, compiler_cache, source_of
 from bench.measure.plan import Job
 from bench.measure.records import Status
 from bench.measure.sizing import Length

@@ -12,8 +12,8 @@ from pathlib import Path
 from bench import common, processes
 from bench.common import BUILD, ELSEWHERE, relative
 from bench.measure import sizing
-from bench.measure.child import as_typed, command_of, run_job, source_of
 from bench.measure.journal import Measurement, append, data_of, journal_of, read_journal
+from bench.measure.launch import as_typed, command_of, run_job, source_of
 from bench.measure.plan import Job, Measurable, Plan, Setup
 from bench.measure.records import Result, Status
 from bench.measure.sizing import Length, in_words
