@@ -256,7 +256,7 @@ def test_runs_on_a_gpu(setup_for):
     assert (plan.kind, plan.min_steps) == ("dropout-0", 48)
     assert not any(run.variables for run in plan.runs)
     smaller = setup_for("", MACHINE)
-    smaller.batches = {"8": 4, "32": 16}
+    smaller.batches = {8: 4, 32: 16}
     assert next(STUDY.plans(smaller)).runs[1].options[-1] == "16"
     (plan,) = STUDY.plans(setup_for("", MACHINE, ["--batch-size", "4"]))
     assert {run.options for run in plan.runs} == {("--dropout", "0")}

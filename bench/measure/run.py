@@ -237,7 +237,7 @@ class Runner:
         """Returns a plan with the order and batch sizes of the one before, and its rounds."""
         before = self.measurement.plan
         return replace(
-            sizing.fit(plan, self.setup, before.batches),
+            sizing.with_batches(plan, self.setup, before.batches),
             order=before.order,
             rounds=plan.rounds or rounds or self.study.rounds[self.setup.device],
         )

@@ -265,7 +265,7 @@ def provenance_of(name: str, setup: Setup) -> dict:
 def first_batch(setup: Setup) -> int:
     """Returns the batch size of all but 00, as far as it fits this machine."""
     batch = BATCH[setup.device]
-    return setup.batches.get(str(batch), batch)
+    return setup.batches.get(batch, batch)
 
 
 def plan_of(runs: list[Run], setup: Setup) -> Plan:
