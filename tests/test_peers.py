@@ -334,6 +334,14 @@ def test_the_largest_batch_on_a_gpu(setup_for):
     assert not STUDY.has_failed(measured) and rows[1].factor
 
 
+def test_a_program_that_never_fits_keeps_the_first_batch(setup_for):
+    """It isn't tried at another one while others grow."""
+    setup = setup_for("--largest", MACHINE)
+    plans = grow(setup, lambda name, batch: None if name == "nanogpt" else 10.0)
+    assert [names[0] for names in plans] == 3 * ["nanogpt-batch-32"]
+    assert plans[-1][1] == "published-batch-64"
+
+
 def test_the_largest_batch_on_a_cpu(setup_for):
     """What by its memory at half the size would need more than half of the RAM isn't tried."""
     setup = setup_for("--largest", CPU)  # 8 GB
