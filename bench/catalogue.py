@@ -132,7 +132,7 @@ class Choice(NamedTuple):
     script: str
     patches: list[stack.Patch]
     options: list[str]  # that were typed behind it, or that it is measured with
-    needs: str = ""  # what it can't do without, as a patch's header says it
+    needs: str  # what it can't do without, as a patch's header says it
 
     @property
     def label(self) -> str:
@@ -147,19 +147,6 @@ class Choice(NamedTuple):
             frozenset(Recipe.of(self.script).parts),
             frozenset(re.sub(r"^(--[\w-]+)=", r"\1 ", option) for option in options),
         )
-
-    def with_measured_options(self) -> list["Choice"]:
-        """Returns it with the options that were typed, or else with those that it is measured with:
-        one variant with each of its sets, joined variants with the first set of each."""
-        if len(self.patches) == 1 and not self.options:
-            (patch,) = self.patches
-            return [
-                self._replace(options=options, needs=needs) for options, needs in patch.option_sets
-            ]
-        first_sets = [patch.option_sets[0] for patch in self.patches]
-        usual = [word for options, _ in first_sets for word in options]
-        needs = ", ".join(needs for _, needs in first_sets if needs)
-        return [self._replace(options=self.options or usual, needs=needs)]
 
 
 class Scripts:
@@ -310,25 +297,16 @@ class Scripts:
         self, base: Run, machine: dict, group: str | None = None, names: str | None = None
     ) -> list[Run]:
         """Returns `base` and its variants(), as they are measured together. Raises as that."""
-        base = as_baseline(base, machine)
-        runs = [base]
-        for choice in self.choices(base, group, names):
-            reference = at_dropout_of(choice.options, base)
-            if reference not in runs:
-                runs.append(reference)
-            runs.append(variant_run(choice, reference, machine))
-        check_names(runs)
-        return runs
-
-    def choices(self, base: Run, group: str | None, names: str | None) -> list[Choice]:
-        """Returns the variants of `base` that are asked for, with their options, each once. Raises
-        UserError, StackError, also where joined variants don't go together."""
-        choices = []
-        for choice in parse_names(names, base, group):
-            if len(choice.patches) > 1 or choice.options:
-                self.text(choice.script)
-            choices += choice.with_measured_options()
-        return once_each(choices)
+        patches = variants_of(base, group)
+        if names is None:
+            wanted = [name for name in patches if group or name not in (COMPILER, CHECKPOINTS)]
+        else:
+            wanted = names.split(",")
+        choices = parse_variants(wanted, patches, base)
+        for choice in choices:
+            if len(choice.patches) > 1:
+                self.text(choice.script)  # which refuses what doesn't go together
+        return runs_of(choices, base, machine)
 
 
 def chained(runs: list[Run]) -> list[Run]:
@@ -374,30 +352,49 @@ def effect_on_loss(patch: stack.Patch) -> str:
     return patch.fields["Loss"].split()[0]
 
 
-def parse_names(names: str | None, base: Run, group: str | None) -> list[Choice]:
-    """Returns the variants of `base` in "A,B+C --option 8"; for None those of a group, or all but
-    the compiler's modes and checkpoints. Raises UserError for an unknown one, StackError."""
-    patches = variants_of(base, group)
-    if names is not None:
-        return [parse_choice(words, patches, base) for words in names.split(",")]
-    return [
-        Choice(name, [patch], [])
-        for name, patch in patches.items()
-        if group or name not in (COMPILER, CHECKPOINTS)
-    ]
+def parse_variants(
+    wanted: Sequence[str], patches: dict[str, stack.Patch], base: Run
+) -> list[Choice]:
+    """Returns what texts such as "A" and "B+C --option 8" choose of the variants of `base`, each
+    choice once. Raises UserError for an unknown one."""
+    choices = []
+    for text in wanted:
+        script, *options = text.split() or [""]
+        parts = script.split("+")
+        for part in parts:
+            if part not in patches:
+                raise UserError(
+                    f"no variant {part!r} of {base.label}; there are {', '.join(patches)}", 2
+                )
+        choices += choices_of(script, [patches[part] for part in parts], options)
+    return once_each(choices)
 
 
-def parse_choice(words: str, patches: dict[str, stack.Patch], base: Run) -> Choice:
-    """Returns what "B+C --option 8" chooses of the variants of `base`. Raises UserError for an
-    unknown one."""
-    script, *options = words.split() or [""]
-    parts = script.split("+")
-    for part in parts:
-        if part not in patches:
-            raise UserError(
-                f"no variant {part!r} of {base.label}; there are {', '.join(patches)}", 2
-            )
-    return Choice(script, [patches[part] for part in parts], options)
+def choices_of(script: str, patches: list[stack.Patch], typed: list[str]) -> list[Choice]:
+    """Returns a script with the options that were typed, or else with those that it is measured
+    with: one variant with each of its sets, joined variants with the first set of each."""
+    if len(patches) == 1 and not typed:
+        return [
+            Choice(script, patches, options, needs) for options, needs in patches[0].option_sets
+        ]
+    first_sets = [patch.option_sets[0] for patch in patches]
+    usual = [word for options, _ in first_sets for word in options]
+    needs = ", ".join(needs for _, needs in first_sets if needs)
+    return [Choice(script, patches, typed or usual, needs)]
+
+
+def runs_of(choices: list[Choice], base: Run, machine: dict) -> list[Run]:
+    """Returns `base` and the runs of these variants of it. Before a variant without dropout comes
+    `base` without dropout. Raises UserError where two would have one name."""
+    base = as_baseline(base, machine)
+    runs = [base]
+    for choice in choices:
+        reference = at_dropout_of(choice.options, base)
+        if reference not in runs:
+            runs.append(reference)
+        runs.append(variant_run(choice, reference, machine))
+    check_names(runs)
+    return runs
 
 
 def variants_of(base: Run, group: str | None = None) -> dict[str, stack.Patch]:

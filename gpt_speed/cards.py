@@ -43,6 +43,13 @@ class Card(NamedTuple):
         return (self.bfloat16 or self.float16) * TERA
 
     @property
+    def float32_rate(self) -> float | None:
+        """Returns the operations per second that large matmuls in float32 reach."""
+        if not self.float32:
+            return None
+        return self.float32 * TERA
+
+    @property
     def is_amd(self) -> bool:
         return any("AMD" in name for name in self.names)
 
@@ -50,8 +57,10 @@ class Card(NamedTuple):
         """Returns the operations per second that large matmuls reach; None where it has
         no units for them. Tensor cores want matrices `aligned` to 16 bytes; torch.compile
         has others `padded` where that pays."""
-        if precision == "float32" or precision == "TF32" and not self.tf32:
-            return self.float32 and self.float32 * TERA
+        if precision == "float32":
+            return self.float32_rate
+        if precision == "TF32" and not self.tf32:  # then it multiplies in float32
+            return self.float32_rate
         peak = dict(TF32=self.tf32, bfloat16=self.bfloat16, float16=self.float16).get(precision)
         if not peak:
             return None

@@ -24,6 +24,7 @@ HOME = Path(__file__).resolve().parents[1]  # the folder that this package lies 
 GRACE = 20 if "TORCHELASTIC_RUN_ID" in os.environ else 40
 HELD_SECONDS = 5  # in which the output ends of a child that has ended, unless it is held open
 STDIN_SECONDS = 5  # in which a pipe at stdin is read
+STDIN_BYTES = 2**20  # of it, about
 MARKS = "GPT_SPEED_MARKS"  # the variable that holds marks: see run_child
 ENDING = {number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGHUP")}
 prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
@@ -237,16 +238,30 @@ def descendants(pid: int) -> list[int]:
 def keep_stdin() -> None:
     """Replaces a pipe at stdin by a file of what it holds, a MiB and some seconds of it at most, so
     that several children can read it."""
-    is_waiting = os.name == "posix" and stat.S_ISFIFO(os.fstat(0).st_mode)
-    end = time.monotonic() + STDIN_SECONDS
+    is_pipe = os.name == "posix" and stat.S_ISFIFO(os.fstat(0).st_mode)
+    if not is_pipe:
+        return
     with tempfile.TemporaryFile() as kept:
-        while is_waiting and kept.tell() < 2**20 and select.select([0], [], [], 1)[0]:
-            part = os.read(0, 2**16)
+        for part in parts_of_stdin():
             kept.write(part)
-            is_waiting = bool(part) and time.monotonic() < end
         if kept.tell():
             kept.flush()
             os.dup2(kept.fileno(), 0)
+
+
+def parts_of_stdin() -> Iterator[bytes]:
+    """Yields what a pipe at stdin holds: until its end, or until nothing came for a second, or
+    until a MiB or STDIN_SECONDS are full."""
+    end = time.monotonic() + STDIN_SECONDS
+    size = 0
+    while size < STDIN_BYTES and select.select([0], [], [], 1)[0]:
+        part = os.read(0, 2**16)
+        if not part:
+            return
+        yield part
+        size += len(part)
+        if time.monotonic() >= end:
+            return
 
 
 def rewind_stdin() -> None:

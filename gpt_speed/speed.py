@@ -39,6 +39,11 @@ class Work(NamedTuple):
     flops: float = 0
     size: float = 0  # bytes read and written
 
+    @property
+    def group(self) -> tuple[str, str, bool]:
+        """What it shares with other work that is counted together."""
+        return self.kind, self.precision, self.is_aligned
+
 
 def is_compiled(step: list[Work]) -> bool:
     """Tells whether a step is compiled as a whole: else it has more kernels between its matmuls
@@ -76,7 +81,9 @@ def flops_rate(work: Work, card: Card, padded: bool) -> float | None:
         return rate
     if card.attention:
         return card.attention * TERA
-    return (FLASH if card.bfloat16 else EFFICIENT) * rate
+    if card.bfloat16:
+        return FLASH * rate
+    return EFFICIENT * rate
 
 
 def missing_precision(step: list[Work], card: Card) -> str | None:
@@ -102,14 +109,20 @@ def margin(card: Card, compiled: bool, times: dict[str, float] | None) -> float:
 
 def work_at(batch: int, steps: dict[int, list[Work]]) -> list[Work]:
     """Returns the work at a batch size from that at two others, as a + b × batch."""
-    (first, at_first), (second, at_second) = (
-        (size, {work[:3]: work for work in step}) for size, step in steps.items()
+    (first, step), (second, other_step) = steps.items()
+    share = (batch - first) / (second - first)
+    at_first = {work.group: work for work in step}
+    at_second = {work.group: work for work in other_step}
+    return [
+        interpolate(at_first.get(group, Work(*group)), at_second.get(group, Work(*group)), share)
+        for group in at_first | at_second
+    ]
+
+
+def interpolate(one: Work, other: Work, share: float) -> Work:
+    """Returns the work of a group at this share of the way from one to the other, maybe beyond."""
+    return one._replace(
+        kernels=one.kernels + share * (other.kernels - one.kernels),
+        flops=one.flops + share * (other.flops - one.flops),
+        size=one.size + share * (other.size - one.size),
     )
-    works = []
-    for group in at_first | at_second:
-        none = Work(*group)
-        figures = zip(at_first.get(group, none)[3:], at_second.get(group, none)[3:], strict=True)
-        works.append(
-            Work(*group, *(a + (b - a) * (batch - first) / (second - first) for a, b in figures))
-        )
-    return works

@@ -14,7 +14,7 @@ from conftest import ROOT, SIZES
 
 from bench.analysis.rows import rows_of
 from bench.catalogue import Run, Scripts, technique_names
-from bench.measure import child
+from bench.measure import launch
 from bench.measure.journal import Measurement, append, journal_of, make_result, read_journal
 from bench.measure.plan import Job, Plan, Setup
 from bench.measure.records import COMPLETE, Outcome, Status
@@ -221,7 +221,7 @@ def run_lines(
     matmul_rate: float | None = 4e12,
     **record,
 ) -> list[dict]:
-    """A run's lines in a journal: as bench.measure.child writes them, around a made-up record, or
+    """A run's lines in a journal: as bench.measure.launch writes them, around a made-up record, or
     around none where it failed with an `error` of this `kind`."""
     plan = measured.plan
     (run,) = (run for run in plan.runs if run.name == name)
@@ -229,10 +229,10 @@ def run_lines(
     # Any file or folder that exists stands for what torch.compile has kept.
     cache = ROOT if compiled else ROOT / "none"
     outcome = Outcome(kind, error) if error else COMPLETE
-    begin = child.begin_event(job, measured, ["python", f"{name}.py"], cache)
+    begin = launch.begin_event(job, measured, ["python", f"{name}.py"], cache)
     events = [] if error else record_events(name, seed=job.seed, **record)
-    ended = child.Ended(int(bool(error)), error or "", seconds)
-    return [begin, *events, child.end_event(ended, outcome, matmul_rate)]
+    ended = launch.Ended(int(bool(error)), error or "", seconds)
+    return [begin, *events, launch.end_event(ended, outcome, matmul_rate)]
 
 
 def rounds_of(name: str, *speeds: float, **run) -> list[dict]:
@@ -269,7 +269,7 @@ RIGHT_GRADIENTS = dict(
 
 
 class Children:
-    """In place of the children that bench.measure.child starts: each leaves a made-up record in no
+    """In place of the children that bench.measure.launch starts: each leaves a made-up record in no
     time.
 
     `does` tells by a run's name what its child does instead: a dict for record_events, or a
@@ -299,7 +299,7 @@ class Children:
     def surroundings(self, build: Path) -> dict[str, object]:
         """By its name in the tools, what else differs: the folder that they build in, the one whose
         processes are theirs, and the order of runs, which here is that of the plan."""
-        modules = ("common", "measure.child", "measure.plan", "measure.run")
+        modules = ("common", "measure.launch", "measure.plan", "measure.run")
         return {
             **{f"bench.{module}.BUILD": build for module in modules},
             "gpt_speed.children.HOME": build.parent,

@@ -8,7 +8,7 @@ from made_up import setup_of
 
 from bench.analysis.gradients import Verdict, verdict_of
 from bench.catalogue import Run
-from bench.measure.child import command_of
+from bench.measure.launch import command_of
 from bench.measure.plan import Job
 from bench.measure.records import Record, read_record
 from bench.measure.sizing import Length

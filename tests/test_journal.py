@@ -21,9 +21,17 @@ from made_up import (
 )
 
 from bench.analysis.training import Training
-from bench.measure.journal import Result, append, locked, measuring, newest, read_journal
+from bench.measure.journal import append, locked, measuring, newest, read_journal
 from bench.measure.plan import Growth
-from bench.measure.records import COMPLETE, Outcome, RecordError, Status, make_record, read_record
+from bench.measure.records import (
+    COMPLETE,
+    Outcome,
+    RecordError,
+    Result,
+    Status,
+    make_record,
+    read_record,
+)
 from gpt_speed import children
 from gpt_speed.common import UserError
 

@@ -11,8 +11,8 @@ from made_up import CPU, MACHINE, carry_out, cells_of, setup_of, shown, speeds_o
 from matplotlib import pyplot as plt
 
 from bench.analysis.folders import newest_in
-from bench.measure.child import as_typed, command_of, compiler_cache, source_of
 from bench.measure.journal import Measurement
+from bench.measure.launch import as_typed, command_of, compiler_cache, source_of
 from bench.measure.plan import Job
 from bench.measure.records import Status
 from bench.measure.sizing import Length
@@ -256,7 +256,7 @@ def test_runs_on_a_gpu(setup_for):
     assert (plan.kind, plan.min_steps) == ("dropout-0", 48)
     assert not any(run.variables for run in plan.runs)
     smaller = setup_for("", MACHINE)
-    smaller.batches = {"8": 4, "32": 16}
+    smaller.batches = {8: 4, 32: 16}
     assert next(STUDY.plans(smaller)).runs[1].options[-1] == "16"
     (plan,) = STUDY.plans(setup_for("", MACHINE, ["--batch-size", "4"]))
     assert {run.options for run in plan.runs} == {("--dropout", "0")}
@@ -332,6 +332,14 @@ def test_the_largest_batch_on_a_gpu(setup_for):
     ]
     ((measured, rows),) = newest_in(setup.results, "peers")
     assert not STUDY.has_failed(measured) and rows[1].factor
+
+
+def test_a_program_that_never_fits_keeps_the_first_batch(setup_for):
+    """It isn't tried at another one while others grow."""
+    setup = setup_for("--largest", MACHINE)
+    plans = grow(setup, lambda name, batch: None if name == "nanogpt" else 10.0)
+    assert [names[0] for names in plans] == 3 * ["nanogpt-batch-32"]
+    assert plans[-1][1] == "published-batch-64"
 
 
 def test_the_largest_batch_on_a_cpu(setup_for):

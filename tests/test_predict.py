@@ -26,8 +26,8 @@ from bench.predict.store import (
     Prediction,
     at_batch,
     code_of,
-    fitting,
     key_of,
+    largest_that_fits,
     predict_all,
     program_of,
 )
@@ -81,8 +81,8 @@ def test_a_full_card_gives_free_segments_back_first():
     assert simulate(events, capacity=90 * MIB).peak_reserved == 70 * MIB
     assert memory_need(events) == MemoryNeed(reserved=100, minimum=70)
     needs = {8: MemoryNeed(900, 800), 16: MemoryNeed(1800, 1500), 24: MemoryNeed(2000, 2000)}
-    assert [fitting(needs, store.OTHERS + mib) for mib in (799, 800, 2100)] == [0, 8, 16]
-    assert [fitting(needs, 2100, 24, others) for others in (100, 101)] == [24, 0]
+    assert [largest_that_fits(needs, store.OTHERS + mib) for mib in (799, 800, 2100)] == [0, 8, 16]
+    assert [largest_that_fits(needs, 2100, 24, others) for others in (100, 101)] == [24, 0]
     with pytest.raises(DoesNotFit):  # a segment of which a part is in use can't go
         simulate([2 * MIB, 15 * MIB, -2, 40 * MIB], capacity=50 * MIB)
 

@@ -470,7 +470,7 @@ def test_batches_of_composed_scripts(tmp_path, monkeypatch):
     """Where 01 in float32 needs smaller ones, the composed script may not."""
     monkeypatch.setattr(stages, "batches_that_fit", lambda setup, composed: {})
     setup = setup_for(tmp_path, "stages", machine=MACHINE | dict(capability="7.5"))
-    setup.batches = {"32": 16}
+    setup.batches = {32: 16}
     plan = next(STUDIES["stages"].plans(setup))
     assert plan.runs[1].script == "precision-fp16"
     assert STUDIES["stages"].batches(setup) == {} != setup.batches

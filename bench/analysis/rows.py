@@ -11,9 +11,9 @@ from typing import NamedTuple
 from bench.analysis.stats import Estimate, Family, Values, logs_of, mean_ratio
 from bench.analysis.training import Training
 from bench.catalogue import Run, technique_names, without_effect_on_gpus
-from bench.measure.journal import Measurement, Result
+from bench.measure.journal import Measurement
 from bench.measure.plan import Plan
-from bench.measure.records import Outcome, Record
+from bench.measure.records import Outcome, Record, Result
 
 WIDE = 1.4  # the upper end of an interval over the lower: then one run distorts the mean
 UNSTEADY = 1.1  # times its median time that a row's slowest run took, on a GPU

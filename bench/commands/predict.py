@@ -16,7 +16,7 @@ from bench.predict.store import (
     OTHERS,
     Prediction,
     code_of,
-    fitting,
+    largest_that_fits,
     predict,
     predict_all,
     program_of,
@@ -303,7 +303,7 @@ class Forecast:
     @cached_property
     def batch(self) -> int:
         """The batch size that fits, 0 where none does."""
-        return fitting(self.prediction.needs, self.card.mib, self.wanted_batch)
+        return largest_that_fits(self.prediction.needs, self.card.mib, self.wanted_batch)
 
     @property
     def memory_batch(self) -> int:

@@ -27,11 +27,12 @@ import os
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -65,6 +66,33 @@ class Refused(Exception):
     """The script doesn't run with these options."""
 
 
+class StepWatcher:
+    """Stands in for train()'s clock, and tells where steps begin and end.
+
+    train() asks for the time before its first step and after each one. It asks twice after a step
+    that it logs; only a step that has computed a loss comes to an end."""
+
+    def __init__(
+        self,
+        clock: Callable[..., Any],
+        begin_step: Callable[[], None],
+        end_step: Callable[[], None],
+    ):
+        self.clock, self.begin_step, self.end_step = clock, begin_step, end_step
+        self.has_loss = False  # whether the present step has computed one
+
+    def note_loss(self) -> None:
+        self.has_loss = True
+
+    def now(self, *args):
+        """Returns the time, between two steps."""
+        if self.has_loss:
+            self.end_step()
+            self.has_loss = False
+        self.begin_step()
+        return self.clock(*args)
+
+
 class TrainingRun:
     """One training run of a script, and its gradients at the weights that it was given."""
 
@@ -77,6 +105,10 @@ class TrainingRun:
     ):
         self.script, self.sizes, self.given = script, sizes, given
         self.directions = directions  # of numeric derivatives in each tensor; 0: none are wanted
+        # What train() is given, and how it is watched, from the time when it begins.
+        self.model: Any = None
+        self.training_model: Any = None  # the same weights, perhaps compiled or among ranks
+        self.watcher: StepWatcher | None = None
         self.weights: dict[str, torch.Tensor] = {}
         self.gradients: dict[str, torch.Tensor] = {}
         self.derivatives: dict = {}  # the event of numeric ones, once they are made
@@ -137,21 +169,15 @@ class TrainingRun:
 
     def train_from_weights(self, model, data, config, run, now) -> None:
         """Trains for STEPS steps, each of which begins with the same weights."""
-        self.model, self.now = model, now
+        self.model = model
+        self.watcher = StepWatcher(now, self.begin_step, self.end_step)
         self.weights = starting_weights(model, self.given)
         if self.ranks > 1:  # each made weights of its own
             shared = [self.weights]
             dist.broadcast_object_list(shared)
             (self.weights,) = shared
         config.max_steps = STEPS
-        self.own_train(model, data, config, run, self.now_between_steps)
-
-    def now_between_steps(self, *args):
-        """Returns the time, for which train() asks before and after each step."""
-        if self.micro_batches:  # a step has been made since the last time
-            self.end_step()
-        self.begin_step()
-        return self.now(*args)
+        self.own_train(model, data, config, run, self.watcher.now)
 
     def end_step(self) -> None:
         """Counts a step; after the last one makes numeric derivatives, of the loss on its batch."""
@@ -173,6 +199,7 @@ class TrainingRun:
             torch.manual_seed(7 + self.rank)
         self.micro_batches.append((x_BT, y_BT))
         self.training_model = model
+        self.watcher.note_loss()
         return self.own_compute_loss(model, x_BT, y_BT)
 
     def keep_gradients(self, optimizer, *_) -> None:

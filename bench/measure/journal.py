@@ -19,7 +19,6 @@ as if that run had not been.
 """
 
 import json
-import math
 import os
 import sys
 import time
@@ -32,8 +31,9 @@ from bench import common
 from bench.catalogue import Run
 from bench.common import relative
 from bench.measure import records
-from bench.measure.plan import Growth, Job, Plan, Setup
-from bench.measure.records import NUMBER, Outcome, Record, RecordError, Status
+from bench.measure.plan import Job, Plan, Setup
+from bench.measure.records import NUMBER, Outcome, Record, RecordError, Result, Status
+from bench.measure.skips import skipped
 from gpt_speed import children
 from gpt_speed.common import UserError, listed
 
@@ -56,26 +56,6 @@ FIELDS = records.FIELDS | {
     "ran": dict(seconds=NUMBER, outcome=str, error=str | None, matmul_rate=NUMBER | None),
 }
 PATIENCE = 30  # seconds: torchrun gives its ranks as many
-
-
-@dataclass(frozen=True)
-class Result:
-    """A run that came to an end, well or not."""
-
-    name: str
-    round: int
-    seed: int
-    source_sha256: str | None
-    seconds: float
-    outcome: Outcome
-    record: Record | None  # only of a complete run
-    matmul_rate: float | None = None  # of the machine, right after it
-    command: str = ""  # "" where it isn't known
-    compiled: bool | None = None  # whether an earlier round's compilation was there, if known
-
-    @property
-    def key(self) -> tuple[str, int, int]:
-        return self.name, self.round, self.seed
 
 
 @dataclass
@@ -213,40 +193,14 @@ class Measurement:
             job for job in self.plan.jobs() if job.key not in done and job.run.name not in ended
         ]
 
+    def skipped(self) -> dict[str, Outcome]:
+        """Returns why runs aren't tried, by their names."""
+        return skipped(self.plan, self.results)
+
     def as_json(self) -> dict:
         """Returns its `study` line."""
         header = {name: getattr(self, name) for name in HEADER}
         return dict(event="study", **header, lengths=self.lengths, plan=self.plan.as_json())
-
-    def skipped(self) -> dict[str, Outcome]:
-        """Returns why runs aren't tried: they can't run, or by the results of smaller ones."""
-        runs, growth = self.plan.runs, self.plan.growth
-        if growth is None:
-            return {run.name: Outcome(Status.NOT_TRIED, run.error) for run in runs if run.error}
-        return self.skipped_sizes(growth)
-
-    def skipped_sizes(self, growth: Growth) -> dict[str, Outcome]:
-        """Returns why sizes aren't tried: one by its reason, and all larger ones by the same."""
-        runs = self.plan.runs
-        without_figures = {result.name for result in self.results if not result.outcome.complete}
-        smaller, expected_gb = None, 0.0
-        for place, run in enumerate(runs):
-            reason = why_not(run, smaller, without_figures, expected_gb, growth)
-            if reason:
-                outcome = Outcome(Status.NOT_TRIED, reason)
-                return {larger.name: outcome for larger in runs[place:]}
-            smaller, expected_gb = run, growth.memory * self.memory_gb(run, expected_gb)
-        return {}
-
-    def memory_gb(self, run: Run, expected: float) -> float:
-        """Returns the most memory that a run took; infinite where the system hides it, `expected`
-        where it hasn't run."""
-        sizes = [
-            result.record.end["reserved_gb"] or math.inf
-            for result in self.results
-            if result.name == run.name and result.record
-        ]
-        return max(sizes, default=expected)
 
 
 def how_it_runs(run: Run) -> tuple:
@@ -257,19 +211,6 @@ def how_it_runs(run: Run) -> tuple:
 def has_words(command: str, words: str) -> bool:
     """Returns whether a command has these words, one right after the other; "" every one has."""
     return not words or f" {words} " in f" {command} "
-
-
-def why_not(
-    run: Run, smaller: Run | None, without_figures: set[str], expected_gb: float, growth: Growth
-) -> str | None:
-    """Returns why a run isn't tried whose size comes after that of `smaller`; None if it is."""
-    if smaller and smaller.name in without_figures:
-        return f"not tried, since {smaller.label} failed"
-    if smaller and growth.limit_gb and expected_gb > growth.limit_gb:
-        return (
-            f"not tried: by the memory of {smaller.label} it would take more than half of the RAM"
-        )
-    return run.error
 
 
 def data_of(folder: Path) -> str | None:

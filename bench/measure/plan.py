@@ -67,7 +67,7 @@ class Plan:
     targets: dict[str, float] = field(default_factory=dict)
     min_steps: int = 1  # of every run, if its tokens are fewer
     growth: Growth | None = None  # where sizes grow until one doesn't fit
-    batches: dict[str, int] = field(default_factory=dict)  # in place of these batch sizes, to fit
+    batches: dict[int, int] = field(default_factory=dict)  # in place of these batch sizes, to fit
 
     def seed_of(self, number: int) -> int:
         """Returns the seed of all runs in round `number`, which counts from 1."""
@@ -126,7 +126,9 @@ class Plan:
         runs = [Run(**run) for run in plan["runs"]]
         runs = [run.replace(options=tuple(run.options)) for run in runs]
         growth = Growth(**plan["growth"]) if plan["growth"] else None
-        return cls(**plan | dict(runs=runs, growth=growth))
+        # JSON has the names of fields as texts.
+        batches = {int(size): batch for size, batch in plan["batches"].items()}
+        return cls(**plan | dict(runs=runs, growth=growth, batches=batches))
 
 
 def run_as_json(run: Run) -> dict:
@@ -151,7 +153,7 @@ class Setup:
     options: list[str] = field(default_factory=list)  # for every script
     matmul_peak: dict = field(default_factory=dict)  # as Measurement has it, where it is known
     in_report: bool = False  # where a GPU's whole scripts are shorter
-    batches: dict[str, int] = field(default_factory=dict)  # in place of published ones, to fit
+    batches: dict[int, int] = field(default_factory=dict)  # in place of published ones, to fit
     configurations: dict[tuple, dict] = field(default_factory=dict)  # see sizing.configurations
 
     @property
@@ -183,7 +185,7 @@ class Measurable(Protocol):
 
     def later(self, setup: Setup, plan: Plan) -> list[Plan]: ...
 
-    def batches(self, setup: Setup) -> dict[str, int]: ...
+    def batches(self, setup: Setup) -> dict[int, int]: ...
 
     def driver(self, setup: Setup, run: Run) -> list[Any]: ...
 

@@ -175,6 +175,26 @@ class Record:
         return next((log["val_loss"] for log in self.logs if log["tokens"] == at), None)
 
 
+@dataclass(frozen=True)
+class Result:
+    """A run that came to an end, well or not."""
+
+    name: str
+    round: int
+    seed: int
+    source_sha256: str | None
+    seconds: float
+    outcome: Outcome
+    record: Record | None  # only of a complete run
+    matmul_rate: float | None = None  # of the machine, right after it
+    command: str = ""  # "" where it isn't known
+    compiled: bool | None = None  # whether an earlier round's compilation was there, if known
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.name, self.round, self.seed
+
+
 def tokens_per_step(config: dict, processes: int) -> int:
     return config["batch_size"] * config["context_length"] * processes
 

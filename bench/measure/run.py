@@ -12,10 +12,10 @@ from pathlib import Path
 from bench import common, processes
 from bench.common import BUILD, ELSEWHERE, relative
 from bench.measure import sizing
-from bench.measure.child import as_typed, command_of, run_job, source_of
-from bench.measure.journal import Measurement, Result, append, data_of, journal_of, read_journal
+from bench.measure.journal import Measurement, append, data_of, journal_of, read_journal
+from bench.measure.launch import as_typed, command_of, run_job, source_of
 from bench.measure.plan import Job, Measurable, Plan, Setup
-from bench.measure.records import Status
+from bench.measure.records import Result, Status
 from bench.measure.sizing import Length, in_words
 from gpt_speed import children
 from gpt_speed.common import UserError, counted, listed
@@ -89,19 +89,31 @@ def earlier_measurement(
     if resume is Resume.NEVER:
         return None
     measured = measurements_since(before, path)
-    if resume is Resume.REQUIRED and not measured:
-        raise UserError(f"nothing to resume in {relative(path)}", 2)
     earlier = newest_of_kind(plan.kind, measured)
-    if earlier:
-        different = earlier.differs_from(setup) or other_settings(earlier.plan, plan)
-    elif resume is Resume.REQUIRED:
-        different = other_kinds(before, measured)
-    else:
+    if not earlier:
+        if resume is Resume.REQUIRED:
+            check_may_begin(before, measured, path)
         return None
-    if different:
-        reason = f"it was measured {different}; {INSTEAD[resume]}"
-        raise UserError(f"can't resume {relative(path)}: {reason}", 2)
+    difference = earlier.differs_from(setup) or other_settings(earlier.plan, plan)
+    if difference:
+        raise cannot_resume(path, difference, resume)
     return earlier
+
+
+def check_may_begin(before: Sequence[Measurement], measured: list[Measurement], path: Path) -> None:
+    """Raises UserError where a study that has to be resumed has nothing to resume. It has, where
+    all that its journal holds is of the plans before this one, which then begins anew."""
+    if not measured:
+        raise UserError(f"nothing to resume in {relative(path)}", 2)
+    own_kinds = {measurement.kind for measurement in before}
+    if any(measurement.kind not in own_kinds for measurement in measured):
+        # As with other --names.
+        raise cannot_resume(path, "with other options of the study", Resume.REQUIRED)
+
+
+def cannot_resume(path: Path, difference: str, resume: Resume) -> UserError:
+    reason = f"it was measured {difference}; {INSTEAD[resume]}"
+    return UserError(f"can't resume {relative(path)}: {reason}", 2)
 
 
 def measurements_since(before: Sequence[Measurement], path: Path) -> list[Measurement]:
@@ -117,15 +129,6 @@ def newest_of_kind(kind: str, measurements: list[Measurement]) -> Measurement | 
     if not same_kind:
         return None
     return same_kind[-1]
-
-
-def other_kinds(before: Sequence[Measurement], later: list[Measurement]) -> str | None:
-    """Returns what differs where other kinds of plans than those of this study came `later`, as
-    with other --names; None where none did."""
-    own = {measurement.kind for measurement in before}
-    if all(measurement.kind in own for measurement in later):
-        return None
-    return "with other options of the study"
 
 
 def other_settings(earlier: Plan, plan: Plan) -> str | None:
@@ -176,7 +179,7 @@ class Runner:
         self.study, self.setup = study, setup
         self.path = journal_of(setup.results, study.name)
         self.has_begun = False  # whether the journal has its measurement, to be resumed
-        self.configs: dict[str, dict] = {}  # of each run; {} where nothing is left to run
+        self.configs: dict[str, dict] = {}  # of each run, where any is left
         self.lengths: dict[str, Length] = {}  # of the same runs
         earlier = earlier_measurement(self.path, plan, setup, resume, before)
         if earlier:
@@ -209,7 +212,9 @@ class Runner:
         is prepared or measured. Raises UserError, StackError, OSError."""
         self.set_plan(plan, rounds)
         if peak is None:
-            peak = self.look_around()
+            self.note_commit()
+            self.prepare_tokens()
+            peak = self.measure_peak()
         self.set_lengths(peak)
 
     def set_plan(self, plan: Plan, rounds: int | None) -> None:
@@ -220,16 +225,19 @@ class Runner:
         sources = earlier.sources | self.sources_of(plan)
         self.measurement = replace(earlier, plan=plan, sources=sources)
         say_again(self.measurement.resume(earlier), "changed since")
-        if self.measurement.jobs_left():
+        self.configs = {}
+        if self.has_jobs_left:
             self.configs = sizing.configurations(plan.runnable, self.setup)
-        else:
-            self.configs = {}
+
+    @property
+    def has_jobs_left(self) -> bool:
+        return bool(self.measurement.jobs_left())
 
     def continued(self, plan: Plan, rounds: int | None) -> Plan:
         """Returns a plan with the order and batch sizes of the one before, and its rounds."""
         before = self.measurement.plan
         return replace(
-            sizing.fit(plan, self.setup, before.batches),
+            sizing.with_batches(plan, self.setup, before.batches),
             order=before.order,
             rounds=plan.rounds or rounds or self.study.rounds[self.setup.device],
         )
@@ -238,20 +246,25 @@ class Runner:
         """Returns the SHA-256 of what each run's results come from."""
         return {run.name: source_of(run, self.study, self.setup) for run in plan.runnable}
 
-    def look_around(self) -> dict[str, float]:
-        """Prepares tokens, and returns the machine's matmul throughput; the measurement keeps both,
-        and the commit. Raises UserError."""
-        measurement, setup = self.measurement, self.setup
-        if self.configs:
-            measurement.commit = processes.git_commit()
+    def note_commit(self) -> None:
+        """Keeps the commit at which something is measured."""
+        if self.has_jobs_left:
+            self.measurement.commit = processes.git_commit()
+
+    def prepare_tokens(self) -> None:
+        """Prepares the tokens of a study that reads any, and keeps which they are. Raises UserError
+        where they were lost, and aren't the same when made anew."""
         if self.study.reads_tokens:
-            processes.prepare_tokens(setup.data)
-            measurement.check_tokens(setup)  # they may have been lost, and made anew
-            measurement.data = data_of(setup.data)
-        if not measurement.matmul_peak:
+            processes.prepare_tokens(self.setup.data)
+            self.measurement.check_tokens(self.setup)
+            self.measurement.data = data_of(self.setup.data)
+
+    def measure_peak(self) -> dict[str, float]:
+        """Returns the machine's matmul throughput, which is measured once."""
+        if not self.measurement.matmul_peak:
             print("Measuring this machine's matmul throughput", flush=True)
-            measurement.matmul_peak = processes.ask_machine("matmul_peak")
-        return measurement.matmul_peak
+            self.measurement.matmul_peak = processes.ask_machine("matmul_peak")
+        return self.measurement.matmul_peak
 
     def set_lengths(self, matmul_peak: dict[str, float]) -> None:
         """Finds out how long each run trains. Drops the results of those that were longer or
@@ -273,7 +286,7 @@ class Runner:
     def seconds_of_later_plans(self, plan: Plan, rounds: int | None) -> float:
         """Returns about how many seconds the plans take that follow this one; 0 where nothing of
         this one is left, since then the next plan comes at once."""
-        if not self.configs:
+        if not self.has_jobs_left:
             return 0
         peak = self.measurement.matmul_peak
         _, seconds = sizing.estimate_later(self.study, self.setup, plan, rounds, peak)

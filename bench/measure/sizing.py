@@ -13,9 +13,8 @@ from statistics import median
 from bench import processes
 from bench.catalogue import Run
 from bench.common import BOOK_TOKENS, has_option, tokens_in, trained_in
-from bench.measure.journal import Result
 from bench.measure.plan import Job, Measurable, Plan, Setup
-from bench.measure.records import comparison_point, tokens_per_step
+from bench.measure.records import Result, comparison_point, tokens_per_step
 from gpt_speed.cards import A100_FLOPS
 from gpt_speed.common import UserError
 
@@ -102,7 +101,7 @@ def ask_scripts(requests: list[tuple]) -> list[dict]:
     return json.loads(answers)
 
 
-def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
+def with_batches(plan: Plan, setup: Setup, batches: dict[int, int]) -> Plan:
     """Returns the plan with other batch sizes than published. Raises UserError."""
     if not batches or plan.growth:
         return plan
@@ -110,7 +109,7 @@ def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
         run for run in plan.runs if not run.error and not has_option("--batch-size", run.options)
     ]
     configs = configurations(free, setup)
-    other = {run.name: batches.get(str(configs[run.name]["batch_size"])) for run in free}
+    other = {run.name: batches.get(configs[run.name]["batch_size"]) for run in free}
     runs = [with_batch(run, other.get(run.name)) for run in plan.runs]
     return replace(plan, runs=runs, batches=batches)
 

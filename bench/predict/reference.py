@@ -8,7 +8,7 @@ from bench.analysis.gains import Gain
 from bench.catalogue import GPUS, Run, Scripts
 from bench.common import REFERENCE
 from bench.predict.batches import OF_01, PUBLISHED
-from bench.predict.store import NAME, OTHERS, Prediction, fitting, key_of, load
+from bench.predict.store import NAME, OTHERS, Prediction, key_of, largest_that_fits, load
 from gpt_speed.cards import CARDS, Card
 from gpt_speed.common import UserError
 
@@ -107,6 +107,6 @@ def in_place(scripts: Scripts, run: Run, card: Card) -> Run:
     )
 
 
-def surely_fitting(prediction: Prediction, card: Card) -> int:
+def largest_that_surely_fits(prediction: Prediction, card: Card) -> int:
     """Returns the largest batch that fits a card even with RESERVE times its memory."""
-    return fitting(prediction.needs, int((card.mib - OTHERS) / RESERVE), others=0)
+    return largest_that_fits(prediction.needs, int((card.mib - OTHERS) / RESERVE), others=0)

@@ -98,15 +98,19 @@ class Prediction(NamedTuple):
     def minutes(self, batch: int, card: Card) -> float | None:
         """Returns the minutes of the published epochs on the book."""
         expected = self.tok_per_sec(batch, card)
-        return expected and EPOCHS * BOOK_TOKENS / expected / 60
+        if not expected:
+            return None
+        return EPOCHS * BOOK_TOKENS / expected / 60
 
     def mfu(self, batch: int, card: Card) -> float | None:
         """Returns the share of the datasheet's 16-bit throughput that is used."""
         expected = self.tok_per_sec(batch, card)
-        return expected and expected * self.flops_per_token / card.peak
+        if not expected:
+            return None
+        return expected * self.flops_per_token / card.peak
 
 
-def fitting(
+def largest_that_fits(
     needs: dict[int, MemoryNeed], mib: int, batch: int | None = None, others: int = OTHERS
 ) -> int:
     """Returns the largest of BATCHES, or `batch` instead, if it fits a card with this many MiB, of
@@ -161,26 +165,47 @@ def predict(
     also where the script has changed since, if it has these sizes. Raises UserError."""
     stored = None
     if not retrace:
-        stored = load(program.key, results, REFERENCE)
+        stored = load_usable(program, results, smallest, batch)
     prediction = stored or traced(program)
-    is_small = smallest is not None and smallest < prediction.needs[TRACED[0]].minimum
-    missing = sorted(sizes_wanted(is_small, batch) - prediction.needs.keys())
-    if missing and prediction.code != code_of(program.text):  # sizes of two scripts don't mix
-        return predict(program, results, smallest, batch, retrace=True)
-    if missing:
-        needs = prediction.needs | traced_needs(program, missing, batch)
-        prediction = prediction._replace(needs=dict(sorted(needs.items())))
+    prediction = add_missing_sizes(prediction, program, smallest, batch)
     if prediction != stored and results.is_dir():  # a misspelt one isn't made for this alone
         save(results, program.key, prediction)
     return prediction
 
 
-def sizes_wanted(is_small: bool, batch: int | None) -> set[int]:
-    """Returns those of BATCHES that a prediction is made for, on a small card all, and `batch`."""
-    sizes = {size for size in BATCHES if is_small or size > TRACED[0]}
+def load_usable(
+    program: Program, results: Path, smallest: int | None, batch: int | None
+) -> Prediction | None:
+    """Returns the stored prediction of a program; None where there is none, or where it lacks sizes
+    and the script has changed since: sizes of two scripts don't mix."""
+    stored = load(program.key, results, REFERENCE)
+    if not stored or not missing_sizes(stored, smallest, batch):
+        return stored
+    if stored.code != code_of(program.text):
+        return None
+    return stored
+
+
+def add_missing_sizes(
+    prediction: Prediction, program: Program, smallest: int | None, batch: int | None
+) -> Prediction:
+    """Returns the prediction with the memory at each batch size that is wanted. Raises
+    UserError."""
+    missing = missing_sizes(prediction, smallest, batch)
+    if not missing:
+        return prediction
+    needs = prediction.needs | traced_needs(program, missing, batch)
+    return prediction._replace(needs=dict(sorted(needs.items())))
+
+
+def missing_sizes(prediction: Prediction, smallest: int | None, batch: int | None) -> list[int]:
+    """Returns the batch sizes that a prediction lacks of those that are wanted: BATCHES, the small
+    ones only for a card that is too small for TRACED, and `batch`."""
+    is_small = smallest is not None and smallest < prediction.needs[TRACED[0]].minimum
+    wanted = {size for size in BATCHES if is_small or size > TRACED[0]}
     if batch:
-        sizes.add(batch)
-    return sizes
+        wanted.add(batch)
+    return sorted(wanted - prediction.needs.keys())
 
 
 def traced_needs(

@@ -12,12 +12,12 @@ from bench.predict.reference import (
     GPT2,
     in_place,
     kept_of,
+    largest_that_surely_fits,
     prediction_of,
     published_others,
     scripts,
-    surely_fitting,
 )
-from bench.predict.store import Prediction, fitting
+from bench.predict.store import Prediction, largest_that_fits
 from gpt_speed.cards import BY_NAME, CARDS, Card
 from gpt_speed.tables import Table, num_col, text_col
 
@@ -116,19 +116,19 @@ class OnCard:
     @property
     def largest(self) -> int:
         """The largest batch that fits."""
-        return fitting(self.prediction.needs, self.card.mib)
+        return largest_that_fits(self.prediction.needs, self.card.mib)
 
     @property
     def surely(self) -> int:
         """The largest batch that fits even where more is reserved, as by 01 on Windows."""
         if self.stage == "00":
             return self.largest
-        return surely_fitting(self.prediction, self.card)
+        return largest_that_surely_fits(self.prediction, self.card)
 
     @property
     def batch(self) -> int:
         """The published batch size, or the most allowed, or the largest that surely fits."""
-        return min(self.surely, self.most or int(BATCH_OF[self.stage]))
+        return min(self.surely, self.most or BATCH_OF[self.stage])
 
     @property
     def tok_per_sec(self) -> float | None:

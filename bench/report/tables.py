@@ -50,6 +50,13 @@ def factor_text(row: Row) -> str:
     return marked(fmt(row.factor, ".2f"), row.speedup().is_wide)
 
 
+def speed_and_factor(tok_per_sec: float, factor: str) -> str:
+    """Returns what stands at a bar: a speed, and times what it is if that is known."""
+    if not factor:
+        return f"{tok_per_sec:,.0f}"
+    return f"{tok_per_sec:,.0f}  ({factor}×)"
+
+
 def speed_or_error(row: Row) -> str:
     return row.error or SPEED.cell(row)
 

@@ -72,7 +72,7 @@ class Study(Subcommand):
         they will have may depend on its results. Raises as `plans`."""
         return []
 
-    def batches(self, setup: Setup) -> dict[str, int]:
+    def batches(self, setup: Setup) -> dict[int, int]:
         """Returns the batch sizes in place of published ones with which its runs fit."""
         return setup.batches
 

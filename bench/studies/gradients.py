@@ -4,7 +4,7 @@ from pathlib import Path
 
 from bench.analysis.gradients import Verdict, verdict_of
 from bench.analysis.rows import Row
-from bench.catalogue import Run
+from bench.catalogue import Run, variants_of
 from bench.common import BUILD, ROOT
 from bench.measure.plan import Plan, Setup
 from bench.studies import Study
@@ -134,18 +134,14 @@ def scripts_to_check(setup: Setup) -> list[Run]:
     runs = [scripts.stage("02", 1).replace(name="02-one-rank")]
     if gpus != 1:
         runs.append(two)
-    runs += variants_of(one, setup)
-    runs += variants_of(two, setup)
+    runs += checked_variants(one, setup)
+    runs += checked_variants(two, setup)
     return [as_checked(scripts.stage("00")), as_checked(one), bfloat16, *map(as_checked, runs)]
 
 
-def variants_of(base: Run, setup: Setup) -> list[Run]:
+def checked_variants(base: Run, setup: Setup) -> list[Run]:
     """Returns every variant of 01 or 02, without the runs that some are compared to."""
-    names = [
-        patch.name
-        for patch in stack.load_variants()
-        if patch.base == base.name and "Group" in patch.fields
-    ]
+    names = variants_of(base)
     runs = setup.scripts.variants(base, setup.machine, names=",".join(names))
     return [run for run in runs if run.script in names]
 

@@ -15,7 +15,7 @@ from bench.measure.plan import Plan, Setup
 from bench.measure.sizing import with_batch
 from bench.report.notes import WIDE_LEGEND, machine_note
 from bench.report.pictures import COLOURS, MEMORY, Bar, draw_bars, place_of, rows_of_panels
-from bench.report.tables import GB, INTERVAL, SPEED, bold, factor_text
+from bench.report.tables import GB, INTERVAL, SPEED, factor_or_error, factor_text, speed_and_factor
 from bench.studies import Study
 from bench.subcommands import number_from
 from gpt_speed.common import UserError
@@ -103,19 +103,22 @@ class Peers(Study):
     ) -> Generator[Plan, Measurement, dict[str, int]]:
         """Yields plans of one round, in each of which the programs that have still fitted have
         twice the batch size. Returns the largest batch size of each, by its name."""
-        free = [program.name for program in programs if program.stage != "00"]
-        fitting, trying = {}, dict.fromkeys(free, first_batch(setup))
+        largest = {
+            program.name: first_batch(setup) for program in programs if program.stage != "00"
+        }
+        trying = largest
         while trying:
-            runs = largest_runs(programs, fitting | trying, setup)
+            runs = largest_runs(programs, largest | trying, setup)
             measured = yield replace(plan_of(runs, setup), rounds=1)
             rows = dict(zip((program.name for program in programs), rows_of(measured), strict=True))
-            fitting |= {name: batch for name, batch in trying.items() if rows[name].speeds}
+            fitting = {name: batch for name, batch in trying.items() if rows[name].speeds}
+            largest = largest | fitting
             trying = {
                 name: 2 * batch
-                for name, batch in trying.items()
+                for name, batch in fitting.items()
                 if 2 * batch <= LARGEST and may_double(rows[name], setup)
             }
-        return dict.fromkeys(free, first_batch(setup)) | fitting
+        return largest
 
     def later(self, setup, plan):
         if not setup.args.largest or plan.rounds is None:
@@ -158,7 +161,13 @@ class Peers(Study):
         draw_bars(
             speed,
             [
-                Bar(row.label, row.tok_per_sec, speed_text(row), colour_of(row.run), row.speeds)
+                Bar(
+                    row.label,
+                    row.tok_per_sec,
+                    speed_and_factor(row.tok_per_sec, factor_text(row)),
+                    colour_of(row.run),
+                    row.speeds,
+                )
                 for row in rows
             ],
         )
@@ -256,18 +265,20 @@ def provenance_of(name: str, setup: Setup) -> dict:
 def first_batch(setup: Setup) -> int:
     """Returns the batch size of all but 00, as far as it fits this machine."""
     batch = BATCH[setup.device]
-    return setup.batches.get(str(batch), batch)
+    return setup.batches.get(batch, batch)
 
 
 def plan_of(runs: list[Run], setup: Setup) -> Plan:
     """Returns a plan of runs, with its kind and length."""
     largest, dropout = setup.args.largest, setup.args.dropout
     tokens, steps = setup.args.max_tokens, STEPS[setup.device]
+    if largest:
+        steps //= 2
     return Plan(
         runs,
         f"largest-dropout-{dropout:g}" if largest else f"dropout-{dropout:g}",
         tokens=tokens or 1,  # a log line after the first step, and one at the end
-        min_steps=1 if tokens else steps // (1 + largest),
+        min_steps=1 if tokens else steps,
     )
 
 
@@ -325,19 +336,22 @@ def reference_of(runs: list[Run]) -> Run:
 def compared(runs: list[Run], otherwise: str | None = None) -> list[Run]:
     """Returns runs compared to their reference; that one is compared to the run `otherwise`."""
     reference = reference_of(runs)
-    after = runs.index(reference) + 1
-    return [
-        *(run.replace(compared_to=None) for run in runs[: after - 1]),
-        reference.replace(compared_to=otherwise),
-        *(run.replace(compared_to=reference.name) for run in runs[after:]),
-    ]
+    compared_runs = []
+    compared_to = None  # of those before the reference, which this machine can't run
+    for run in runs:
+        if run is reference:
+            compared_runs.append(run.replace(compared_to=otherwise))
+            compared_to = reference.name
+        else:
+            compared_runs.append(run.replace(compared_to=compared_to))
+    return compared_runs
 
 
 def may_double(row: Row, setup: Setup) -> bool:
-    """Returns whether a run may have twice its batch size: it has fitted, and on a CPU twice its
-    memory is at most half of the RAM. Where the system hides the memory it may not."""
-    if not row.speeds or setup.device != "cpu":
-        return bool(row.speeds)
+    """Returns whether a run that fitted may have twice its batch size: on a CPU if twice its memory
+    is at most half of the RAM. Where the system hides the memory it may not."""
+    if setup.device != "cpu":
+        return True
     return 2 * (row.reserved_gb or math.inf) <= setup.machine["ram_gb"] / 2
 
 
@@ -355,10 +369,6 @@ def weights_of(row: Row) -> str:
 
 def first_loss(row: Row) -> str:
     return fmt(row.record.logs[0]["val_loss"], ".2f") if row.record else ""
-
-
-def factor_or_error(row: Row) -> str:
-    return row.error or bold(factor_text(row), row.significance)
 
 
 def columns_over(reference: Run) -> list[Column]:
@@ -416,12 +426,6 @@ def provenance_note(peer: Peer, facts: dict) -> str:
     if own != peer.sha256:
         note += f" The file isn't that of commit {peer.commit[:7]}: it is newer, older or edited."
     return note
-
-
-def speed_text(row: Row) -> str:
-    """Returns what stands at a bar: the speed, and the speedup."""
-    factor = factor_text(row)
-    return f"{row.tok_per_sec:,.0f}" + (f"  ({factor}×)" if factor else "")
 
 
 def colour_of(run: Run) -> str:

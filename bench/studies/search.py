@@ -93,7 +93,7 @@ def default_point(setup: Setup) -> Point:
     run = setup.scripts.stage("00")
     config = configurations([run], setup)[run.name]
     size = config["batch_size"]
-    return Point("00", setup.batches.get(str(size), size), config["learning_rate"])
+    return Point("00", setup.batches.get(size, size), config["learning_rate"])
 
 
 def loss_in_equal_time(row: Row) -> float:

@@ -1,9 +1,11 @@
 """The three scripts side by side, whether they were started by hand or by measure.py."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
 
-from bench.analysis.rows import Row, rows_of
+from bench.analysis.rows import ratio
+from bench.analysis.training import Training
 from bench.catalogue import (
     EPOCHS,
     FLOAT16,
@@ -15,24 +17,39 @@ from bench.catalogue import (
     published_source,
 )
 from bench.common import ROOT
-from bench.measure.journal import Measurement, Result, journal_of, loose_records, read_journal
-from bench.measure.plan import SEED, Plan, Setup
-from bench.measure.records import COMPLETE, Record
+from bench.measure.journal import journal_of, loose_records, read_journal
+from bench.measure.plan import Plan, Setup
+from bench.measure.records import Record
 from bench.predict.batches import batches_that_fit
 from bench.report.notes import float32_reason, full_notes
 from bench.report.pictures import COLOURS, Bar, draw_bars, rows_of_panels, shorten
-from bench.report.tables import spread
+from bench.report.tables import speed_and_factor, spread
 from bench.studies import Study
 from bench.subcommands import positive
 from gpt_speed.common import counted
 from gpt_speed.tables import Column, Table, fmt, num_col, text_col
-from patches.stack import Published
 
 EPOCHS_IN_REPORT = 1  # of each run on a GPU: a slow one has no more in some minutes
 NAMES = {"00": "00 original", "01": "01 optimized", "02": "02 DDP"}
 # The same by what a record says of its script.
 LABELS = {Path(STAGES[stage]).stem: name for stage, name in NAMES.items()}
 LABELS |= {f"{script}-{FLOAT16}": f"{name} with {FLOAT16}" for script, name in LABELS.items()}
+
+
+@dataclass(frozen=True)
+class ScriptFigures:
+    """What one run of a script came to, or what is published of it."""
+
+    stage: str
+    label: str
+    device: str
+    setting: str  # the model and its context length; the text, if it is another one
+    tok_per_sec: float | None  # of all processes
+    factor: float | None  # times the speed of 00; None of 00, and where they can't be compared
+    reserved_gb: float | None
+    quartiles: tuple[float, ...] | None = None  # of tok/sec: the first, the median and the third
+    mfu: float | None = None
+    val_loss: float | None = None  # at the end
 
 
 class Stages(Study):
@@ -89,8 +106,9 @@ def run_of(stage: str, setup: Setup) -> Run:
     return run.replace(script=ROOT / STAGES[stage])
 
 
-def latest_runs(folder: Path) -> list[Measurement]:
-    """Returns the latest complete run of each script, those of one setting as one measurement."""
+def latest_runs(folder: Path) -> list[list[ScriptFigures]]:
+    """Returns the figures of the latest complete run of each script, those of one setting
+    together."""
     return latest_by_setting(complete_records(folder))
 
 
@@ -109,7 +127,7 @@ def complete_records(folder: Path) -> list[Record]:
     return complete
 
 
-def latest_by_setting(records: list[Record]) -> list[Measurement]:
+def latest_by_setting(records: list[Record]) -> list[list[ScriptFigures]]:
     """Groups records by device, model, context length and text, and returns the latest of each
     script in each group."""
     groups: dict[tuple, dict[str, Record]] = {}
@@ -129,46 +147,57 @@ def tokens_of(record: Record) -> int:
     return record.logs[-1]["tokens"] if record.logs else 0
 
 
-def published_runs() -> Measurement:
-    """Returns the published figures as a measurement. Raises UserError, StackError."""
+def published_scripts() -> list[ScriptFigures]:
+    """Returns the published figures. Raises UserError, StackError."""
     source, figures = published_source(), published()
-    records = {stage: published_record(stage, source, figures[stage]) for stage in STAGES}
-    return side_by_side(records)
+    first = figures["00"].tok_per_sec
+    return [
+        ScriptFigures(
+            stage,
+            label=with_ranks(NAMES[stage], stage, figures[stage].gpus),
+            device=f"{source['gpu']} (published)",
+            setting=setting_of(source["model"], source["context_length"]),
+            tok_per_sec=figures[stage].tok_per_sec,
+            factor=None if stage == "00" else figures[stage].tok_per_sec / first,
+            reserved_gb=figures[stage].reserved_gb,
+        )
+        for stage in STAGES
+    ]
 
 
-def published_record(stage: str, source: dict, figures: Published) -> Record:
-    """Returns the published figures of a script as its record."""
-    start = dict(
-        stage=Path(STAGES[stage]).stem,
-        environment=dict(gpu=f"{source['gpu']} (published)"),
-        config=dict(
-            model=source["model"],
-            context_length=source["context_length"],
-            device="cuda",
-            world_size=figures.gpus,
-        ),
-    )
-    end = dict(avg_tok_per_sec=figures.tok_per_sec, reserved_gb=figures.reserved_gb)
-    return Record("published", start, [], end)
-
-
-def side_by_side(records: dict[str, Record]) -> Measurement:
-    """Returns one record of each script as a measurement, in which each is compared to 00, unless
-    it ran in another way. Where they differ in length, and losses can't be compared, their labels
-    have the tokens."""
+def side_by_side(records: dict[str, Record]) -> list[ScriptFigures]:
+    """Returns the figures of one record of each script. Where they differ in length, and losses
+    can't be compared, their labels have the tokens."""
     tokens = [tokens_of(record) for record in records.values()]
     differ = max(tokens) > 1.5 * min(tokens)
     base = records.get("00")
-    runs, results = [], []
-    for stage, record in sorted(records.items()):
-        differences = differences_between(record, base) if base else []
-        label = ", ".join([label_of(stage, record, with_tokens=differ), *differences])
-        run = Run(stage, label, processes=record.config["world_size"])
-        if base and stage != "00" and not differences:
-            run = run.replace(compared_to="00")
-        runs.append(run)
-        results.append(result_of(stage, record))
-    return Measurement(Plan(runs), results, study="stages")
+    return [
+        figures_of(stage, record, base, with_tokens=differ)
+        for stage, record in sorted(records.items())
+    ]
+
+
+def figures_of(stage: str, record: Record, base: Record | None, with_tokens: bool) -> ScriptFigures:
+    """Returns the figures of a complete record, compared to `base`, that of 00, unless it ran in
+    another way."""
+    training, config = Training(record), record.config
+    differences, factor = [], None
+    if base:
+        differences = differences_between(record, base)
+    if base and stage != "00" and not differences:
+        factor = ratio(training.tok_per_sec, Training(base).tok_per_sec)
+    return ScriptFigures(
+        stage,
+        label=", ".join([label_of(stage, record, with_tokens), *differences]),
+        device=record.device_name,
+        setting=setting_of(config["model"], config["context_length"], record.text),
+        tok_per_sec=training.tok_per_sec,
+        factor=factor,
+        reserved_gb=record.end["reserved_gb"],
+        quartiles=training.quartiles,
+        mfu=training.mfu,
+        val_loss=record.val_loss_after(None),
+    )
 
 
 def differences_between(record: Record, base: Record) -> list[str]:
@@ -183,26 +212,10 @@ def differences_between(record: Record, base: Record) -> list[str]:
     return [words[name] for name in known if own[name] != other[name]]
 
 
-def result_of(stage: str, record: Record) -> Result:
-    """Returns a complete record as the result of a script's one round."""
-    return Result(
-        name=stage,
-        round=1,
-        seed=SEED,
-        source_sha256=None,
-        seconds=0,
-        outcome=COMPLETE,
-        record=record,
-    )
-
-
 def label_of(stage: str, record: Record, with_tokens: bool) -> str:
     """Returns a script's name, with how this run differs from others of it."""
     config = record.config
-    name = LABELS[record.run_name]
-    if stage == "02":
-        name += f" × {config['world_size']}"
-    parts = [name]
+    parts = [with_ranks(LABELS[record.run_name], stage, config["world_size"])]
     if config.get("batch_size"):
         parts.append(f"batch {config['batch_size']}")
     if with_tokens:
@@ -212,21 +225,27 @@ def label_of(stage: str, record: Record, with_tokens: bool) -> str:
     return ", ".join(parts)
 
 
-def setting_of(row: Row) -> str:
-    config, text = row.record.config, row.record.text
-    setting = f"{config['model']} / {config['context_length']:,}"
+def with_ranks(name: str, stage: str, ranks: int) -> str:
+    """Returns a script's name, with the number of its ranks if it has any."""
+    if stage == "02":
+        return f"{name} × {ranks}"
+    return name
+
+
+def setting_of(model: str, context_length: int, text: str = "") -> str:
+    setting = f"{model} / {context_length:,}"
     if text:
         setting += f", {text}"
     return setting
 
 
-def scripts_table(groups: list[Measurement]) -> Table:
+def scripts_table(groups: list[list[ScriptFigures]]) -> Table:
     """Returns a row for each script of each group; without any, those of the published figures."""
-    rows = [row for measured in groups or [published_runs()] for row in rows_of(measured)]
+    rows = [row for group in groups or [published_scripts()] for row in group]
     return Table(
         [
-            text_col("device", "record.device_name"),
-            Column("model / context", setting_of, True),
+            text_col("device", "device"),
+            text_col("model / context", "setting"),
             text_col("script", "label"),
             num_col("tok/sec", "tok_per_sec", ",.0f"),
             Column("speedup over 00", speedup_text),
@@ -240,25 +259,25 @@ def scripts_table(groups: list[Measurement]) -> Table:
     )
 
 
-def speedup_text(row: Row) -> str:
-    if row.run.name == "00":
+def speedup_text(row: ScriptFigures) -> str:
+    if row.stage == "00":
         return "1.00"
     return fmt(row.factor, ".2f")
 
 
-def quartiles_text(row: Row) -> str:
-    if not row.training.quartiles:
+def quartiles_text(row: ScriptFigures) -> str:
+    if not row.quartiles:
         return ""
-    first, _, third = row.training.quartiles
+    first, _, third = row.quartiles
     return spread([first, third])
 
 
-def draw_scripts(groups: list[Measurement]):
+def draw_scripts(groups: list[list[ScriptFigures]]):
     """Draws bars of tok/sec and of reserved memory, the published ones last; every group has scales
     of its own."""
-    tables = [rows_of(measured) for measured in (*groups, published_runs())]
+    tables = [*groups, published_scripts()]
     figure, panels = rows_of_panels(
-        [f"{shorten(rows[0].record.device_name, 60)}: {setting_of(rows[0])}" for rows in tables],
+        [f"{shorten(rows[0].device, 60)}: {rows[0].setting}" for rows in tables],
         [1.3 + 0.45 * len(rows) for rows in tables],
         [5, 3],
     )
@@ -267,21 +286,15 @@ def draw_scripts(groups: list[Measurement]):
     return figure
 
 
-def draw_group(speed, memory, rows: list[Row]) -> None:
+def draw_group(speed, memory, rows: list[ScriptFigures]) -> None:
     """Draws the bars of one group into its two panels."""
     speeds, sizes = [], []
     for row in rows:
-        colour, gb = COLOURS[row.run.name], row.reserved_gb
-        speeds.append(Bar(fill(row.label, 26), row.tok_per_sec, speed_text(row), colour))
+        colour, gb = COLOURS[row.stage], row.reserved_gb
+        text = speed_and_factor(row.tok_per_sec, fmt(row.factor, ".2f"))
+        speeds.append(Bar(fill(row.label, 26), row.tok_per_sec, text, colour))
         sizes.append(Bar("", gb, fmt(gb, ".2f") or "n/a", colour))
     draw_bars(speed, speeds)
     draw_bars(memory, sizes)
     speed.set_xlabel("speed, tok/sec (all processes)")
     memory.set_xlabel("reserved memory, GB (per process)")
-
-
-def speed_text(row: Row) -> str:
-    speed = f"{row.tok_per_sec:,.0f}"
-    if row.factor:
-        speed += f"  ({row.factor:.2f}×)"
-    return speed

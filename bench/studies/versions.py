@@ -16,7 +16,16 @@ from bench.measure.journal import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.report.notes import machine_note, speedup_note
 from bench.report.pictures import COLOURS, Bar, draw_bars, place_of, rows_of_panels
-from bench.report.tables import GB, INTERVAL, LOSS, RANGE, RUN, SPEED_OR_ERROR, factor_text
+from bench.report.tables import (
+    GB,
+    INTERVAL,
+    LOSS,
+    RANGE,
+    RUN,
+    SPEED_OR_ERROR,
+    factor_text,
+    speed_and_factor,
+)
 from bench.studies import Study
 from bench.studies.gradients import Gradients, as_checked
 from gpt_speed.common import UserError
@@ -181,9 +190,7 @@ def is_check(run: Run) -> bool:
 
 
 def speed_bar(row: Row) -> Bar:
-    text = row.error or f"{row.tok_per_sec:,.0f}"
-    if row.factor:
-        text += f"  ({factor_text(row)}×)"
+    text = row.error or speed_and_factor(row.tok_per_sec, factor_text(row))
     label = row.label.replace(", ", "\n", 1)
     return Bar(label, row.tok_per_sec, text, COLOURS[row.run.stage], row.speeds)
 

@@ -17,9 +17,17 @@ from typing import Any, NamedTuple
 from bench import processes
 from bench.catalogue import Run
 from bench.common import BUILD, relative, remove_built, sha256
-from bench.measure.journal import Measurement, Result, append, journal_of, make_result
+from bench.measure.journal import Measurement, append, journal_of, make_result
 from bench.measure.plan import SCRATCH, Job, Measurable, Setup
-from bench.measure.records import COMPLETE, Outcome, RecordError, Status, make_record, read_events
+from bench.measure.records import (
+    COMPLETE,
+    Outcome,
+    RecordError,
+    Result,
+    Status,
+    make_record,
+    read_events,
+)
 from bench.measure.sizing import Length
 from gpt_speed import children
 from gpt_speed.common import UserError
