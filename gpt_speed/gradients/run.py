@@ -13,8 +13,9 @@ from pathlib import Path
 
 from gpt_speed import children
 from gpt_speed.common import UserError, script_name
-from gpt_speed.gradients.judge import UNIT, Check, by_numbers, by_other_run, unlike
+from gpt_speed.gradients.judge import Check, by_numbers, by_other_run, unlike
 from gpt_speed.gradients.order import MENDS, Order
+from gpt_speed.gradients.tolerance import TOLERANCES
 
 CHILD = Path(__file__).with_name("child.py")
 ROUNDINGS = 4  # by which weights are changed, to see what rounding does to gradients
@@ -172,7 +173,7 @@ class Comparison:
         """Returns how far each gradient is from that of the `plain` run in one with other weights:
         what that does to a gradient, rounding does. Raises NotCompared if the two differ by more
         than that."""
-        jitter = ROUNDINGS * UNIT[self.type]
+        jitter = ROUNDINGS * TOLERANCES[self.type].rounding
         order = replace(self.order, compare=self.file, jitter=jitter)
         again = self.script.run("uncompiled, weights changed by rounding", order)
         difference = unlike(plain, again, jitter)
@@ -238,7 +239,8 @@ class Comparison:
 
 def coarsest(types: list[str]) -> str:
     """Returns the coarsest of the types of weights."""
-    return max((name for name in types if name in UNIT), key=UNIT.__getitem__, default="float32")
+    known = [name for name in types if name in TOLERANCES]
+    return max(known, key=lambda name: TOLERANCES[name].rounding, default="float32")
 
 
 def risks_of(facts: dict, budget: float = 1.0) -> list[str]:
