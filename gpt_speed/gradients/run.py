@@ -239,8 +239,8 @@ class Comparison:
 
 def coarsest(types: list[str]) -> str:
     """Returns the coarsest of the types of weights."""
-    known = [name for name in types if name in TOLERANCES]
-    return max(known, key=lambda name: TOLERANCES[name].rounding, default="float32")
+    types = [type for type in types if type in TOLERANCES]
+    return max(types, key=lambda type: TOLERANCES[type].rounding, default="float32")
 
 
 def risks_of(facts: dict, budget: float = 1.0) -> list[str]:
