@@ -110,8 +110,10 @@ def read(path: Path) -> bytes:
 
 def write_all(files: dict[Path, bytes]) -> list[Path]:
     """Writes all files or none; returns those that changed."""
-    changed = [p for p, text in files.items() if not p.exists() or p.read_bytes() != text]
-    temporary = {p: p.with_name(f"{p.name}.{os.getpid()}.tmp") for p in changed}
+    changed = [
+        path for path, text in files.items() if not path.exists() or path.read_bytes() != text
+    ]
+    temporary = {path: path.with_name(f"{path.name}.{os.getpid()}.tmp") for path in changed}
     try:  # write next to the final names, and rename only when all files are complete
         for path, copy in temporary.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -176,7 +178,8 @@ class Patch:
         if newline:
             header, diff = header + b"\n", b"--- " + diff
         fields = parse_header(file, header)
-        base, name = fields["Base"], Path(file).stem
+        base = fields["Base"]
+        name = Path(file).stem
         if base not in bases:
             raise StackError(f"{file}: its Base: has to be {' or '.join(bases)}")
         if not f"{name}-".startswith(f"{fields.get('Group', name)}-"):
@@ -208,7 +211,9 @@ class Patch:
         option_sets = []
         for run in self.fields.get("Measure", "").split("|"):
             options, _, needs = run.strip().removesuffix("]").partition("[")
-            option_sets.append((options.split(), needs or self.fields.get("Needs", "")))
+            if not needs:
+                needs = self.fields.get("Needs", "")
+            option_sets.append((options.split(), needs))
         return option_sets
 
     @property
@@ -225,10 +230,14 @@ class Patch:
 
     def apply(self, text: bytes, reverse: bool = False) -> bytes:
         """Leads from `base` to `name`, or back. Raises StackError if a hunk doesn't fit."""
-        script, hunks = file_of(self.base), self.hunks
+        script = file_of(self.base)
+        hunks = self.hunks
         if reverse:
-            script, hunks = file_of(self.name), [hunk.reversed() for hunk in self.hunks]
-        source, result, position = text.splitlines(keepends=True), [], 0
+            script = file_of(self.name)
+            hunks = [hunk.reversed() for hunk in self.hunks]
+        source = text.splitlines(keepends=True)
+        result = []
+        position = 0
         for number, (start, removed, new_start, added) in enumerate(hunks, 1):
             result += source[position:start]
             end = start + len(removed)
@@ -328,7 +337,8 @@ def load(root: Path = ROOT) -> list[Patch]:
     for number, line in enumerate(series, 1):
         if not re.fullmatch(rf"{number:02}-[a-z0-9-]+\.patch", line):
             raise StackError(f"patches/series, line {number}: expected {number:02}-NAME.patch")
-    files, bases = [*series, "ddp.patch"], [FIRST, *series[:-1], LAST]
+    files = [*series, "ddp.patch"]
+    bases = [FIRST, *series[:-1], LAST]
     return [
         Patch.parse(f"patches/{file}", read(root / "patches" / file), Path(base).stem)
         for file, base in zip(files, bases, strict=False)
@@ -581,7 +591,8 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
     """Returns the script `base`, 01 or 02, with variants; it begins with a check of the packages
     that they need. Raises StackError, Conflict."""
     variants = chosen_variants(names, root)
-    base = base or max(file_of(variant.base) for variant in variants)
+    if base is None:
+        base = max(file_of(variant.base) for variant in variants)
     chosen = ", ".join(variant.name for variant in variants)
     note = textwrap.fill(
         f"# {base} with {chosen}; composed by patches/stack.py.",
@@ -715,7 +726,10 @@ def write_command(root: Path, names: list[str]) -> list[str]:
     """writes scripts as they stand after the named patches (run them with --data data)"""
     scripts = rebuild_all(root)
     series = Series(list(scripts))
-    names = [series.find(name) for name in names] or series.names
+    if names:
+        names = [series.find(name) for name in names]
+    else:
+        names = series.names
     files = {root / WRITTEN / file_of(name): scripts[name] for name in names}
     write_all(files)
     return [os.path.relpath(path) for path in files]
@@ -779,7 +793,8 @@ class Edit:
         StackError, Conflict."""
         if patch is None:
             raise StackError("name the patch of this edit (--into NAME), or use `new NAME`")
-        first, names = self.series.find(patch), self.series.to_01
+        first = self.series.find(patch)
+        names = self.series.to_01
         if first not in names:
             raise StackError(f"{first} isn't part of {LAST}: edit {file_of(first)}")
         return carry_back(self.old, self.text, names[names.index(first) :])
@@ -883,7 +898,8 @@ def patch_of_edit(
     root: Path, edited: str, file: str, base: str, fields: dict[str, str | None]
 ) -> NewPatch:
     """Returns the patch `file` that leads from `base` to the script `edited`. Raises StackError."""
-    old, after = before_edit(root / edited, root), read(root / edited)
+    old = before_edit(root / edited, root)
+    after = read(root / edited)
     before = old[Series(list(old)).by_file[edited]]
     data = make_patch(file, header_of(base, fields), base, before, after)
     patch = Patch.parse(file, data, base)
@@ -917,7 +933,8 @@ def compose_command(root: Path, names: list[str], base: str | None, out: Path) -
         raise StackError(f"{out} exists: nothing is overwritten")
     check_name(out, text)
     written = [os.path.relpath(path) for path in write_all({out: text})]
-    missing, added = missing_packages(names, root), added_options(text, root)
+    missing = missing_packages(names, root)
+    added = added_options(text, root)
     if missing:
         written.append(f"first: pip install {' '.join(missing)}")
     if added:
@@ -943,7 +960,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add_command(function: Callable) -> argparse.ArgumentParser:
-        name, text = function.__name__.removesuffix("_command"), function.__doc__ or ""
+        name = function.__name__.removesuffix("_command")
+        text = function.__doc__ or ""
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         command.set_defaults(command=function)
         return command

@@ -82,7 +82,8 @@ def judge(comparison: str, events: dict[str, dict], type: str) -> Judgement:
     """Judges one of a record's comparisons; `type` is that of its matrices."""
     if comparison == "dropout":
         return judge_dropout(events[comparison])
-    tensors, tolerance = events[comparison]["tensors"], TOLERANCES[type]
+    tensors = events[comparison]["tensors"]
+    tolerance = TOLERANCES[type]
     if not tensors:
         return Judgement("", ["no optimizer was given a gradient"])
     if type == "float32":

@@ -238,7 +238,9 @@ class Figures:
         arrivals = []
         for number, training in self.by_round.items():
             reached = training.reached(target)
-            tokens, seconds = reached or (math.inf, training.train_seconds)
+            tokens, seconds = math.inf, training.train_seconds
+            if reached:
+                tokens, seconds = reached
             arrivals.append(
                 Arrival(number, tokens, seconds, self.compilation(number), missed=not reached)
             )

@@ -159,7 +159,8 @@ def checksum(*values) -> int:
 
 def functions_behind(loss) -> set[str]:
     """Returns the names of the autograd functions behind a loss that aren't PyTorch's."""
-    names, seen = set(), set()
+    names = set()
+    seen = set()
     nodes = [getattr(loss, "grad_fn", None)]
     while nodes:
         node = nodes.pop()

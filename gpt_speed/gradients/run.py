@@ -55,7 +55,10 @@ class Script:
     """Starts a script until its first update, each time in a process of its own."""
 
     def __init__(self, command: list[str], python: str, minutes: float, folder: Path):
-        self.command, self.python, self.minutes, self.folder = command, python, minutes, folder
+        self.command = command
+        self.python = python
+        self.minutes = minutes
+        self.folder = folder
 
     def run(self, what: str, order: Order) -> dict:
         """Returns what child.py reports; `what` says to a reader how the script runs. Raises
@@ -154,7 +157,8 @@ class Comparison:
     def compare_all(self) -> None:
         """Adds all checks to the answer. Raises NotCompared where the script forbids them."""
         baseline = self.uncompiled()
-        autocast, compiles = baseline.facts["autocast"], baseline.facts["compiles"]
+        autocast = baseline.facts["autocast"]
+        compiles = baseline.facts["compiles"]
         if autocast:
             baseline = self.without_autocast(baseline)
         roundings = self.roundings(baseline)
@@ -173,14 +177,16 @@ class Comparison:
         before its update."""
         file = self.file("gradients")
         facts = self.script.run("uncompiled", Order(keep=file))
-        self.answer.tensors, self.answer.backwards = facts["weights"], facts["backwards"]
+        self.answer.tensors = facts["weights"]
+        self.answer.backwards = facts["backwards"]
         if facts["updates"]:
             raise NotCompared("its optimizer takes a closure, which isn't supported")
         return Baseline(file, Order(), facts)
 
     def without_autocast(self, with_autocast: Baseline) -> Baseline:
         """Runs the script in float32; the facts tell how far autocast takes the gradients."""
-        file, order = self.file("float32"), Order(float32=True)
+        file = self.file("float32")
+        order = Order(float32=True)
         ordered = replace(order, keep=file, compare=with_autocast.file)
         return Baseline(file, order, self.script.run("uncompiled, autocast off", ordered))
 
@@ -203,7 +209,8 @@ class Comparison:
     def compare_compiled(self, baseline: Baseline, roundings: dict) -> float:
         """Compares the compiled gradients to the uncompiled ones; returns the memory budget that
         the compiler had."""
-        name, order = f"compiled to uncompiled, in {baseline.type}", baseline.compiled_order
+        name = f"compiled to uncompiled, in {baseline.type}"
+        order = baseline.compiled_order
         trial = Trial(name, order, partial(by_other_run, name, roundings, baseline.type))
         compiled = self.script.run("compiled", order)
         if compiled["graphs"]:
