@@ -663,10 +663,15 @@ class UserError(Exception):
 
 
 def interrupt(number, frame) -> None:
-    """Ends a run on Ctrl-C or SIGTERM; a second signal can't cut the end short."""
-    for either in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(either, signal.SIG_IGN)
+    """Ends a run on Ctrl-C or SIGTERM."""
+    ignore_signals()
     raise KeyboardInterrupt(number)
+
+
+def ignore_signals() -> None:
+    """Has no signal cut the end of a run short."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def first_line(error: BaseException) -> str:
@@ -706,6 +711,7 @@ def main() -> int:
         model = GPTModel(config)  # on the CPU, so that weights don't depend on the device
         train(model, data, config, run, now)
     except (Exception, KeyboardInterrupt) as error:
+        ignore_signals()
         status, message, code = explain(error, config)
         print(f"error: {message}", file=sys.stderr)
     if run.file is not None:  # else it failed before run.start()

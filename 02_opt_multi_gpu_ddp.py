@@ -757,10 +757,15 @@ class UserError(Exception):
 
 
 def interrupt(number, frame) -> None:
-    """Ends a run on Ctrl-C or SIGTERM; a second signal can't cut the end short."""
-    for either in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(either, signal.SIG_IGN)
+    """Ends a run on Ctrl-C or SIGTERM."""
+    ignore_signals()
     raise KeyboardInterrupt(number)
+
+
+def ignore_signals() -> None:
+    """Has no signal cut the end of a run short."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def first_line(error: BaseException) -> str:
@@ -803,6 +808,7 @@ def main() -> int:
         train(model, data, config, run, now)
         dist.destroy_process_group()  # not after an error, where it would wait for other ranks
     except (Exception, KeyboardInterrupt) as error:
+        ignore_signals()
         status, message, code = explain(error, config)
         if rank == 0 or status not in ("interrupted", "diverged"):  # which end all ranks at once
             print(f"error: rank {rank}: {message}", file=sys.stderr)
