@@ -190,7 +190,8 @@ class Scripts:
 
     def listed(self, name: str) -> bytes:
         """Returns the text of one of the three scripts, or after one patch. Raises StackError."""
-        return self.patched[stack.find(STAGES.get(name, name), self.patched)]
+        series = stack.Series(list(self.patched))
+        return self.patched[series.find(STAGES.get(name, name))]
 
     def listed_before(self, technique: str) -> bytes:
         """Returns the text before a technique's patch."""

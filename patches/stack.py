@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -110,8 +110,10 @@ def read(path: Path) -> bytes:
 
 def write_all(files: dict[Path, bytes]) -> list[Path]:
     """Writes all files or none; returns those that changed."""
-    changed = [p for p, text in files.items() if not p.exists() or p.read_bytes() != text]
-    temporary = {p: p.with_name(f"{p.name}.{os.getpid()}.tmp") for p in changed}
+    changed = [
+        path for path, text in files.items() if not path.exists() or path.read_bytes() != text
+    ]
+    temporary = {path: path.with_name(f"{path.name}.{os.getpid()}.tmp") for path in changed}
     try:  # write next to the final names, and rename only when all files are complete
         for path, copy in temporary.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -172,10 +174,12 @@ class Patch:
     @cache  # the tools read all patches again and again
     def parse(cls, file: str, data: bytes, *bases: str) -> "Patch":
         """Parses `file`. Raises StackError if it is bad or changes none of `bases`."""
-        start = data.find(b"\n--- ") + 1 or len(data)
-        header, diff = data[:start], data[start:]
+        header, newline, diff = data.partition(b"\n--- ")
+        if newline:
+            header, diff = header + b"\n", b"--- " + diff
         fields = parse_header(file, header)
-        base, name = fields["Base"], Path(file).stem
+        base = fields["Base"]
+        name = Path(file).stem
         if base not in bases:
             raise StackError(f"{file}: its Base: has to be {' or '.join(bases)}")
         if not f"{name}-".startswith(f"{fields.get('Group', name)}-"):
@@ -207,7 +211,9 @@ class Patch:
         option_sets = []
         for run in self.fields.get("Measure", "").split("|"):
             options, _, needs = run.strip().removesuffix("]").partition("[")
-            option_sets.append((options.split(), needs or self.fields.get("Needs", "")))
+            if not needs:
+                needs = self.fields.get("Needs", "")
+            option_sets.append((options.split(), needs))
         return option_sets
 
     @property
@@ -224,10 +230,14 @@ class Patch:
 
     def apply(self, text: bytes, reverse: bool = False) -> bytes:
         """Leads from `base` to `name`, or back. Raises StackError if a hunk doesn't fit."""
-        script, hunks = file_of(self.base), self.hunks
+        script = file_of(self.base)
+        hunks = self.hunks
         if reverse:
-            script, hunks = file_of(self.name), [hunk.reversed() for hunk in self.hunks]
-        source, result, position = text.splitlines(keepends=True), [], 0
+            script = file_of(self.name)
+            hunks = [hunk.reversed() for hunk in self.hunks]
+        source = text.splitlines(keepends=True)
+        result = []
+        position = 0
         for number, (start, removed, new_start, added) in enumerate(hunks, 1):
             result += source[position:start]
             end = start + len(removed)
@@ -269,21 +279,31 @@ def parse_header(file: str, header: bytes) -> dict[str, str]:
 
 def parse_hunks(file: str, diff: bytes) -> list[Hunk]:
     """Returns a diff's hunks. Raises StackError for a bad one."""
-    hunks = []
-    for number, text in enumerate(re.split(rb"(?<=\n)(?=@@)", diff), 1):
-        match = HUNK.match(text)
-        if not match:
-            raise StackError(f"{file}: hunk {number} doesn't begin with @@ -1,2 +3,4 @@")
-        old_line, old_count, new_line, new_count = (int(n) for n in match.groups("1"))
-        lines = text[match.end() :].splitlines(keepends=True)
-        old = [line[1:] for line in lines if line[:1] in b" -"]
-        new = [line[1:] for line in lines if line[:1] in b" +"]
-        unknown = any(line[:1] not in b" -+" for line in lines)
-        if unknown or (len(old), len(new)) != (old_count, new_count):
-            raise StackError(f"{file}: hunk {number} doesn't have the lines that its @@ announces")
-        # A diff counts lines from 1, but for an empty side it gives the line before it.
-        hunks.append(Hunk(old_line - (old_count > 0), old, new_line - (new_count > 0), new))
-    return hunks
+    hunks = re.split(rb"(?<=\n)(?=@@)", diff)
+    return [parse_hunk(text, f"{file}: hunk {number}") for number, text in enumerate(hunks, 1)]
+
+
+def parse_hunk(text: bytes, place: str) -> Hunk:
+    """Returns a hunk; `place` says in errors which one it is. Raises StackError."""
+    match = HUNK.match(text)
+    if not match:
+        raise StackError(f"{place} doesn't begin with @@ -1,2 +3,4 @@")
+    old_line, old_count, new_line, new_count = (int(number) for number in match.groups("1"))
+    lines = text[match.end() :].splitlines(keepends=True)
+    old = [line[1:] for line in lines if line[:1] in b" -"]
+    new = [line[1:] for line in lines if line[:1] in b" +"]
+    unknown = any(line[:1] not in b" -+" for line in lines)
+    if unknown or (len(old), len(new)) != (old_count, new_count):
+        raise StackError(f"{place} doesn't have the lines that its @@ announces")
+    return Hunk(start_of(old_line, old_count), old, start_of(new_line, new_count), new)
+
+
+def start_of(line: int, count: int) -> int:
+    """Returns where `count` lines start, counted from 0: a diff counts from 1, but where there are
+    no lines it gives the one before."""
+    if count == 0:
+        return line
+    return line - 1
 
 
 def make_patch(file: str, header: bytes, base: str, before: bytes, after: bytes) -> bytes:
@@ -317,7 +337,8 @@ def load(root: Path = ROOT) -> list[Patch]:
     for number, line in enumerate(series, 1):
         if not re.fullmatch(rf"{number:02}-[a-z0-9-]+\.patch", line):
             raise StackError(f"patches/series, line {number}: expected {number:02}-NAME.patch")
-    files, bases = [*series, "ddp.patch"], [FIRST, *series[:-1], LAST]
+    files = [*series, "ddp.patch"]
+    bases = [FIRST, *series[:-1], LAST]
     return [
         Patch.parse(f"patches/{file}", read(root / "patches" / file), Path(base).stem)
         for file, base in zip(files, bases, strict=False)
@@ -333,39 +354,50 @@ def load_variants(root: Path = ROOT) -> list[Patch]:
     ]
 
 
-def names_of(patches: list[Patch]) -> list[str]:
-    """Returns the scripts' names in order: "00_orig", "01-causal-mask" ... "ddp"."""
-    return [Path(FIRST).stem, *(patch.name for patch in patches)]
+@dataclass(frozen=True)
+class Series:
+    """The names of all scripts in the order of their patches: "00_orig", "01-causal-mask" ...,
+    "ddp", then the variants."""
 
+    names: list[str]
 
-def name_of_01(names: Iterable[str]) -> str:
-    """Returns the name of the last technique, whose script is 01; ddp.patch is the next one."""
-    ordered = list(names)
-    return ordered[ordered.index("ddp") - 1]
+    @classmethod
+    def of(cls, patches: list[Patch]) -> "Series":
+        return cls([Path(FIRST).stem, *(patch.name for patch in patches)])
 
+    @property
+    def first(self) -> str:
+        return self.names[0]
 
-def names_by_file(names: Iterable[str]) -> dict[str, str]:
-    """Returns by their files the names of 00, of 01, which the last technique makes, and of 02."""
-    ordered = list(names)
-    return {FIRST: ordered[0], LAST: name_of_01(ordered), DDP: "ddp"}
+    @property
+    def to_01(self) -> list[str]:
+        """The scripts from 00 to 01."""
+        return self.names[: self.names.index("ddp")]
 
+    @property
+    def last(self) -> str:
+        """The last technique, whose script is 01."""
+        return self.to_01[-1]
 
-def base_of(patch: Patch, names: Iterable[str]) -> str:
-    """Returns which of `names` a patch changes."""
-    return names_by_file(names).get(file_of(patch.base), patch.base)
+    @property
+    def by_file(self) -> dict[str, str]:
+        """The names of 00, 01 and 02 by their files."""
+        return {FIRST: self.first, LAST: self.last, DDP: "ddp"}
 
+    def base_of(self, patch: Patch) -> str:
+        """Returns the script that a patch changes."""
+        return self.by_file.get(file_of(patch.base), patch.base)
 
-def find(name: str, names: Iterable[str]) -> str:
-    """Returns the name that a user means by "5", "05-bfloat16", "ddp", a variant or a file."""
-    ordered = list(names)
-    techniques = ordered[: ordered.index("ddp")]
-    if name.isdecimal() and int(name) < len(techniques):
-        return techniques[int(name)]
-    name = name.removesuffix(".py").removeprefix("variant-")
-    name = names_by_file(ordered).get(f"{name}.py", name)
-    if name not in ordered:
-        raise StackError(f"no patch {name!r}; `python patches/stack.py list` shows their names")
-    return name
+    def find(self, name: str) -> str:
+        """Returns the script that a user means by "5", "05-bfloat16", "ddp", a variant or a file.
+        Raises StackError."""
+        if name.isdecimal() and int(name) < len(self.to_01):
+            return self.to_01[int(name)]
+        name = name.removesuffix(".py").removeprefix("variant-")
+        name = self.by_file.get(f"{name}.py", name)
+        if name not in self.names:
+            raise StackError(f"no patch {name!r}; `python patches/stack.py list` shows their names")
+        return name
 
 
 def rebuild_all(root: Path = ROOT, edited: Path | None = None) -> dict[str, bytes]:
@@ -402,7 +434,7 @@ def rebuild(
     """Returns all scripts by name, from the text of 00 on. Raises StackError if a patch doesn't
     fit, or if 00, 01 or 02 isn't what they make; the file `edited` may differ."""
     scripts = apply_all(patches, first)
-    for file, name in names_by_file(scripts).items():
+    for file, name in Series(list(scripts)).by_file.items():
         if root / file != edited and read(root / file) != scripts[name]:
             raise StackError(
                 f"{file} isn't what the patches make (edited? `refresh` carries the"
@@ -413,19 +445,19 @@ def rebuild(
 
 def first_by_01(patches: list[Patch], root: Path) -> bytes:
     """Returns what 00 was before its edit: the text of 01 without the techniques."""
-    text, names = read(root / LAST), names_of(patches)
-    techniques = patches[: names.index(name_of_01(names))]
-    for patch in reversed(techniques):
+    text = read(root / LAST)
+    techniques = Series.of(patches).to_01[1:]
+    for patch in reversed(patches[: len(techniques)]):
         text = patch.apply(text, reverse=True)
     return text
 
 
 def apply_all(patches: list[Patch], first: bytes) -> dict[str, bytes]:
     """Returns the scripts by name, from `first` on: each is its base with its patch."""
-    names = names_of(patches)
-    scripts = {names[0]: first}
+    series = Series.of(patches)
+    scripts = {series.first: first}
     for patch in patches:
-        scripts[patch.name] = patch.apply(scripts[base_of(patch, names)])
+        scripts[patch.name] = patch.apply(scripts[series.base_of(patch)])
     return scripts
 
 
@@ -559,7 +591,8 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
     """Returns the script `base`, 01 or 02, with variants; it begins with a check of the packages
     that they need. Raises StackError, Conflict."""
     variants = chosen_variants(names, root)
-    base = base or max(file_of(variant.base) for variant in variants)
+    if base is None:
+        base = max(file_of(variant.base) for variant in variants)
     chosen = ", ".join(variant.name for variant in variants)
     note = textwrap.fill(
         f"# {base} with {chosen}; composed by patches/stack.py.",
@@ -580,11 +613,12 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
 def with_variants(base: str, variants: list[Patch], scripts: dict[str, bytes]) -> bytes:
     """Returns the script in the file `base` with variants merged in, one after the other. Raises
     StackError, Conflict."""
-    text = scripts[names_by_file(scripts)[base]]
+    series = Series(list(scripts))
+    text = scripts[series.by_file[base]]
     for variant in variants:
-        if file_of(variant.base) == DDP != base:
+        if file_of(variant.base) == DDP and base == LAST:
             raise StackError(f"{variant.name} is a variant of {DDP}: --base 02")
-        before = scripts[base_of(variant, scripts)]
+        before = scripts[series.base_of(variant)]
         text = merge(before, scripts[variant.name], text, variant.name, by_joining)
     return text
 
@@ -640,13 +674,13 @@ def carry(
 ) -> dict[Path, bytes]:
     """Returns the files to write if the scripts `edited` take the place of their `old` ones. Raises
     StackError, Conflict."""
-    names = names_of(patches)
+    series = Series.of(patches)
     scripts = follow(patches, old, edited)
     files = {}
     for patch in patches:
-        before, after = scripts[base_of(patch, names)], scripts[patch.name]
+        before, after = scripts[series.base_of(patch)], scripts[patch.name]
         files[root / patch.file] = make_patch(patch.file, patch.header, patch.base, before, after)
-    files |= {root / file: scripts[name] for file, name in names_by_file(names).items()}
+    files |= {root / file: scripts[name] for file, name in series.by_file.items()}
     for name, script in scripts.items():
         path = root / WRITTEN / file_of(name)
         if path.exists():
@@ -659,11 +693,11 @@ def follow(
 ) -> dict[str, bytes]:
     """Returns all scripts, of which those that aren't edited follow their base. Raises StackError,
     Conflict."""
-    names = names_of(patches)
-    scripts = {names[0]: old[names[0]]} | edited
+    series = Series.of(patches)
+    scripts = {series.first: old[series.first]} | edited
     for patch in patches:
         if patch.name not in edited:
-            base = base_of(patch, names)
+            base = series.base_of(patch)
             scripts[patch.name] = merge(
                 old[base], old[patch.name], scripts[base], patch.name, by_words
             )
@@ -683,14 +717,19 @@ def list_command(root: Path) -> list[str]:
 def show_command(root: Path, name: str) -> list[str]:
     """shows a patch: what the technique or variant is, and the lines that it changes"""
     patches = load(root) + load_variants(root)
-    files = {Path(FIRST).stem: FIRST} | {patch.name: patch.file for patch in patches}
-    return [read(root / files[find(name, files)]).decode(errors="replace")[:-1]]
+    series = Series.of(patches)
+    files = {series.first: FIRST} | {patch.name: patch.file for patch in patches}
+    return [read(root / files[series.find(name)]).decode(errors="replace")[:-1]]
 
 
 def write_command(root: Path, names: list[str]) -> list[str]:
     """writes scripts as they stand after the named patches (run them with --data data)"""
     scripts = rebuild_all(root)
-    names = [find(name, scripts) for name in names] or list(scripts)
+    series = Series(list(scripts))
+    if names:
+        names = [series.find(name) for name in names]
+    else:
+        names = series.names
     files = {root / WRITTEN / file_of(name): scripts[name] for name in names}
     write_all(files)
     return [os.path.relpath(path) for path in files]
@@ -735,36 +774,40 @@ class Edit:
     name: str  # of the edited script
     text: bytes
     old: dict[str, bytes]  # all scripts as before, by name
-    series: list[str]  # the names of 00, of the techniques' scripts, and of 02
     patches: list[Patch]  # of the series, then the variants
 
     @classmethod
     def of(cls, file: Path, root: Path) -> "Edit":
         """Raises StackError where another script is edited, too."""
-        series, variants = load(root), load_variants(root)
-        name = find(file.name, names_of(series + variants))
+        patches = load(root) + load_variants(root)
+        name = Series.of(patches).find(file.name)
         old = before_edit(file, root)
-        return cls(file, name, read(file), old, names_of(series), series + variants)
+        return cls(file, name, read(file), old, patches)
+
+    @property
+    def series(self) -> Series:
+        return Series.of(self.patches)
 
     def into(self, patch: str | None) -> dict[str, bytes]:
         """Returns the scripts from a patch to 01 with the edit that was made in 01. Raises
         StackError, Conflict."""
         if patch is None:
             raise StackError("name the patch of this edit (--into NAME), or use `new NAME`")
-        first = find(patch, self.old)
-        if first not in self.series[:-1]:
+        first = self.series.find(patch)
+        names = self.series.to_01
+        if first not in names:
             raise StackError(f"{first} isn't part of {LAST}: edit {file_of(first)}")
-        names = self.series[self.series.index(first) : self.series.index(self.name) + 1]
-        return carry_back(self.old, self.text, names)
+        return carry_back(self.old, self.text, names[names.index(first) :])
 
     def kept(self, until: list[str]) -> dict[str, bytes]:
         """Returns the scripts that the edit doesn't reach: those of `until`, and what follows one
         of the series. Raises StackError where the edited script is among them."""
         kept = {}
-        for name in [find(name, self.old) for name in until]:
+        in_order = [*self.series.to_01, "ddp"]
+        for name in map(self.series.find, until):
             names = [name]
-            if name in self.series:
-                names = self.series[self.series.index(name) :]
+            if name in in_order:
+                names = in_order[in_order.index(name) :]
             if self.name in names:
                 raise StackError(f"--until: {name} doesn't come after {self.name}")
             kept |= {name: self.old[name] for name in names}
@@ -800,18 +843,23 @@ def new_command(
     root: Path, name: str, variant: bool, base: str | None, **fields: str | None
 ) -> list[str]:
     """turns your edit of 01 into a patch, at the end of the series or a variant"""
-    if variant != bool(fields["group"]) or base and not variant:
-        raise StackError("--group is for a --variant, which needs one, and so is --base")
-    if variant:
-        edited = {None: LAST, "01": LAST, "02": DDP}[base]
-        return new_variant(root, name, edited, fields)
-    return new_technique(root, name, fields)
+    if not variant:
+        if fields["group"] or base:
+            raise StackError("--group and --base are for a --variant")
+        return new_technique(root, name, fields)
+    if not fields["group"]:
+        raise StackError("--variant needs a --group")
+    edited = LAST
+    if base == "02":
+        edited = DDP
+    return new_variant(root, name, edited, fields)
 
 
 def new_technique(root: Path, name: str, fields: dict[str, str | None]) -> list[str]:
     """Makes an edit of 01 the last technique; returns what is printed."""
     series = load(root)
-    number, base = len(series), name_of_01(names_of(series))  # ddp.patch has no number
+    number = len(series)  # ddp.patch has none
+    base = Series.of(series).last
     file = new_file(root, f"patches/{number:02}-{name}.patch", name)
     new = patch_of_edit(root, LAST, file, base, fields)
     patches = [*series[:-1], new.patch, series[-1], *load_variants(root)]
@@ -850,8 +898,9 @@ def patch_of_edit(
     root: Path, edited: str, file: str, base: str, fields: dict[str, str | None]
 ) -> NewPatch:
     """Returns the patch `file` that leads from `base` to the script `edited`. Raises StackError."""
-    old, after = before_edit(root / edited, root), read(root / edited)
-    before = old[names_by_file(old)[edited]]
+    old = before_edit(root / edited, root)
+    after = read(root / edited)
+    before = old[Series(list(old)).by_file[edited]]
     data = make_patch(file, header_of(base, fields), base, before, after)
     patch = Patch.parse(file, data, base)
     return NewPatch(patch, old | {patch.name: before}, {patch.name: after})
@@ -884,7 +933,8 @@ def compose_command(root: Path, names: list[str], base: str | None, out: Path) -
         raise StackError(f"{out} exists: nothing is overwritten")
     check_name(out, text)
     written = [os.path.relpath(path) for path in write_all({out: text})]
-    missing, added = missing_packages(names, root), added_options(text, root)
+    missing = missing_packages(names, root)
+    added = added_options(text, root)
     if missing:
         written.append(f"first: pip install {' '.join(missing)}")
     if added:
@@ -910,7 +960,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add_command(function: Callable) -> argparse.ArgumentParser:
-        name, text = function.__name__.removesuffix("_command"), function.__doc__ or ""
+        name = function.__name__.removesuffix("_command")
+        text = function.__doc__ or ""
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         command.set_defaults(command=function)
         return command

@@ -73,7 +73,9 @@ def small(script: str) -> str:
 
 def in_float32(script) -> list[str]:
     """The option for it, if there is one: some CPUs take a hundred times as long for 16 bits."""
-    return ["--dtype", "float32"] * ("--dtype" in script.make_parser().format_help())
+    if "--dtype" in script.make_parser().format_help():
+        return ["--dtype", "float32"]
+    return []
 
 
 def without_bfloat16():

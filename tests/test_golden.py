@@ -65,7 +65,7 @@ def scripts() -> dict[str, bytes]:
 
 def rows() -> dict[str, tuple[str, list[str], str]]:
     """What is trained: its script, its options, and what it can't do without."""
-    names = stack.names_of(stack.load())
+    names = stack.Series.of(stack.load()).names
     trained = {
         name: (name, ["--no-compile"] if b"compile: bool" in scripts()[name] else [], "")
         for name in names
@@ -134,7 +134,7 @@ def lacking(needs: str) -> str | None:
 
 
 # The variants, and what compiles, are slow tests.
-LADDER = {*stack.names_of(stack.load()), "00 dropout"}
+LADDER = {*stack.Series.of(stack.load()).names, "00 dropout"}
 
 
 @pytest.mark.parametrize(
@@ -158,9 +158,9 @@ def test_every_script_has_golden_losses():
 
 def test_what_changes_no_loss_has_the_losses_of_its_base():
     """As each patch's header says; and so has the compiled script."""
-    golden, names = json.loads(GOLDEN.read_text())["rows"], stack.names_of(stack.load())
-    bases = {"01 compiled": names[-2]} | {
-        patch.name: stack.base_of(patch, names)
+    golden, series = json.loads(GOLDEN.read_text())["rows"], stack.Series.of(stack.load())
+    bases = {"01 compiled": series.last} | {
+        patch.name: series.base_of(patch)
         for patch in stack.load() + stack.load_variants()
         if patch.fields["Loss"] == "unchanged" and patch.name in golden
     }

@@ -23,11 +23,33 @@ SIZES = dict(layers=2, heads=2, width=32, vocab_size=256, context_length=16, dro
 
 def test_plain_is_hugging_faces_gpt2(stages):
     """Logits, loss and gradients with the same weights, in float64."""
+    model, config = model_of(stages["00_orig"])
+    model.double()
+    theirs = hugging_faces_gpt2(config)
+    pairs = weight_pairs(theirs, model)
+    assert len({id(parameter) for parameter, _ in pairs}) == len(list(theirs.parameters()))
+    copy_weights(model, pairs)
+    x_BT, y_BT = torch.randint(config.vocab_size, (2, 3, 11))  # shorter than the context
+    logits_BTV, their_logits_BTV = model(x_BT), theirs(x_BT).logits
+    loss = stages["00_orig"].compute_loss(model, x_BT, y_BT)
+    # Not the loss that their model gives: that is computed in float32.
+    their_loss = F.cross_entropy(their_logits_BTV.flatten(0, 1), y_BT.flatten())
+    loss.backward()
+    their_loss.backward()
+    exactly = dict(atol=1e-12, rtol=0)
+    torch.testing.assert_close(logits_BTV, their_logits_BTV, **exactly)
+    torch.testing.assert_close(loss, their_loss, **exactly)
+    for parameter, ours in pairs:
+        if ours is not None:
+            gradient = in_their_form(ours, lambda weight: weight.grad)
+            torch.testing.assert_close(gradient, parameter.grad, **exactly)
+
+
+def hugging_faces_gpt2(config):
     transformers = pytest.importorskip(
         "transformers", reason="needs transformers: pip install -r requirements-extras.txt"
     )
-    model, config = model_of(stages["00_orig"])
-    theirs = transformers.GPT2LMHeadModel(
+    return transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
             vocab_size=config.vocab_size,
             n_positions=config.context_length,
@@ -43,9 +65,13 @@ def test_plain_is_hugging_faces_gpt2(stages):
             eos_token_id=None,
         )
     ).double()
-    model.double()
-    body, pairs = theirs.transformer, []  # (one of theirs, ours or what it is made of)
-    pairs += [
+
+
+def weight_pairs(theirs, model) -> list[tuple]:
+    """Each of their parameters, and ours: a list for a Conv1D's weight, of the matrices that it is
+    made of; None for the bias of query, key and value, which we don't have."""
+    body = theirs.transformer
+    pairs = [
         (body.wte.weight, model.token_embedding.weight),
         (body.wpe.weight, model.position_embedding.weight),
         (body.ln_f.weight, model.norm.weight),
@@ -53,51 +79,46 @@ def test_plain_is_hugging_faces_gpt2(stages):
         (theirs.lm_head.weight, model.head.weight),
     ]
     for block, ours in zip(body.h, model.blocks, strict=True):
+        attention = ours.attention
         up, _, down = ours.feed_forward
         pairs += [
             (block.ln_1.weight, ours.norm1.weight),
             (block.ln_1.bias, ours.norm1.bias),
             (block.ln_2.weight, ours.norm2.weight),
             (block.ln_2.bias, ours.norm2.bias),
+            (
+                block.attn.c_attn.weight,
+                [attention.query.weight, attention.key.weight, attention.value.weight],
+            ),
+            (block.attn.c_attn.bias, None),
+            (block.attn.c_proj.weight, [attention.out.weight]),
+            (block.attn.c_proj.bias, attention.out.bias),
+            (block.mlp.c_fc.weight, [up.weight]),
+            (block.mlp.c_fc.bias, up.bias),
+            (block.mlp.c_proj.weight, [down.weight]),
+            (block.mlp.c_proj.bias, down.bias),
         ]
-        split = [
-            layer.weight
-            for layer in (ours.attention.query, ours.attention.key, ours.attention.value)
-        ]
-        pairs += [(block.attn.c_attn.weight, split), (block.attn.c_attn.bias, None)]
-        for conv, linear in (
-            (block.attn.c_proj, ours.attention.out),
-            (block.mlp.c_fc, up),
-            (block.mlp.c_proj, down),
-        ):
-            pairs += [(conv.weight, [linear.weight]), (conv.bias, linear.bias)]
+    return pairs
 
-    def form(ours, values):
-        """Their form of one of our parameters, or of its gradient; Conv1D keeps its weight
-        transposed, and has query, key and value in one."""
-        if isinstance(ours, list):
-            return torch.cat([values(weight) for weight in ours]).T
-        return values(ours)
 
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.2)
-        for parameter, ours in pairs:
-            parameter.zero_() if ours is None else parameter.copy_(form(ours, lambda p: p))
-    assert len({id(parameter) for parameter, _ in pairs}) == len(list(theirs.parameters()))
-    x_BT, y_BT = torch.randint(config.vocab_size, (2, 3, 11))  # shorter than the context
-    logits_BTV, their_logits_BTV = model(x_BT), theirs(x_BT).logits
-    loss = stages["00_orig"].compute_loss(model, x_BT, y_BT)
-    # Not the loss that their model gives: that is computed in float32.
-    their_loss = F.cross_entropy(their_logits_BTV.flatten(0, 1), y_BT.flatten())
-    loss.backward()
-    their_loss.backward()
-    exactly = dict(atol=1e-12, rtol=0)
-    torch.testing.assert_close(logits_BTV, their_logits_BTV, **exactly)
-    torch.testing.assert_close(loss, their_loss, **exactly)
+def in_their_form(ours, value_of):
+    """Their form of one of our parameters, or of its gradient, by `value_of`: a Conv1D keeps its
+    weight transposed, and has query, key and value in one."""
+    if isinstance(ours, list):
+        return torch.cat([value_of(weight) for weight in ours]).T
+    return value_of(ours)
+
+
+@torch.no_grad()
+def copy_weights(model, pairs: list[tuple]) -> None:
+    """Draws our weights, and makes theirs the same."""
+    for parameter in model.parameters():
+        parameter.normal_(std=0.2)
     for parameter, ours in pairs:
-        if ours is not None:  # we have no bias on query, key and value
-            torch.testing.assert_close(form(ours, lambda p: p.grad), parameter.grad, **exactly)
+        if ours is None:
+            parameter.zero_()
+        else:
+            parameter.copy_(in_their_form(ours, lambda weight: weight))
 
 
 class Losses:

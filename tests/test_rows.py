@@ -203,7 +203,7 @@ def test_a_failed_run_leaves_its_row_out_of_the_test(rows):
     runs = [run for run in runs if (run["name"], run["round"]) != ("d", 4)]
     failed = rows(plan, [*runs, dict(name="d", round=4, error="failed: it broke")])
     three = rows(of_one_base(*"abc", rounds=4), [run for run in runs if run["name"] != "d"])
-    assert vars(failed[0].rows.family()) == vars(three[0].rows.family())
+    assert vars(failed[0].table.family()) == vars(three[0].table.family())
     d = failed[3]
     assert (d.significance, d.interval, d.factor) == ("not tested", None, pytest.approx(4, 0.02))
 
@@ -309,7 +309,7 @@ def test_a_row_with_a_slow_run_is_printed_with_the_next(ladder):
     assert (c.reference, c.factor, c.significance) == (None, None, None)
     assert (d.reference, d.techniques) == (b, [2, 3])
     assert (d.factor, d.significance) == (pytest.approx(1.5**2, rel=0.01), "faster")
-    assert d.rows.family().differences.keys() == set("bdef")
+    assert d.table.family().differences.keys() == set("bdef")
     assert d.factor_baseline == pytest.approx(1.5**3, rel=0.01)
 
 
@@ -427,7 +427,7 @@ def test_times_are_paired_in_any_table(rows):
         for k, name in enumerate("abcdef")
         for run in rounds_of(name, *(100 + k + 7 * n % 5 for n in range(k, k + 4)), loss=7.0)
     ]
-    table = rows(plan, runs)[0].rows
+    table = rows(plan, runs)[0].table
     speeds, times = table.family(), table.family(Goal(7.5, with_first_step=False))
     assert speeds.pooled and not times.pooled
     assert speeds.differences.keys() == times.differences.keys() == set("bcdef")

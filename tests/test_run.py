@@ -116,7 +116,7 @@ NEXT = [("a", 2, 123), ("a", 2, 125), ("b", 2, 123)]
 def test_the_order_of_the_runs(monkeypatch, place):
     """Drawn anew for each pair of rounds, of which the second has it backwards; a resumed
     measurement goes on in it; sizes that grow keep their order."""
-    monkeypatch.setattr("bench.measure.run.zlib.crc32", lambda data: 7)
+    monkeypatch.setattr("bench.measure.run.order_seed", lambda id: 7)
     plan = place.plan(*"abcdef", seed_noise=2)
     ran = place.run(plan, rounds=4)
     rounds = [[(name, seed) for name, number, seed in ran if number == k] for k in range(1, 5)]
@@ -246,8 +246,10 @@ def test_what_the_trainer_imports_is_named(place):
     (plan,) = variants.plans(place.setup)
     assert len(plan.runs) > 1
     for one in plan.runs:
-        is_trainer = one.script == ROOT / "peers" / "hf_trainer.py"
-        assert variants.imports(one) == [ROOT / "00_orig.py"] * is_trainer
+        imports = []
+        if one.script == ROOT / "peers" / "hf_trainer.py":
+            imports = [ROOT / "00_orig.py"]
+        assert variants.imports(one) == imports
 
 
 def test_resume_knows_how_a_run_ran_that_was_left_out_since(place):
@@ -339,32 +341,43 @@ def setup(**changes):
     return lambda place: vars(place.setup).update(changes)
 
 
+def on_another(**machine):
+    return setup(machine=CPU | machine)
+
+
+def refuse_option(place):
+    place.children.refuses = "unrecognized: --x"
+
+
 @pytest.mark.parametrize(
     ("change", "resume", "says"),
     [
         (setup(options=["--dropout"]), REQUIRED, "with other options behind --"),
         (setup(options=["--dropout"]), IF_ANY, "with other options behind --"),
-        *(
-            (
-                setup(machine=CPU | {name: other}),
-                REQUIRED,
-                rf"on another machine or PyTorch \({name}: {CPU[name]}, here: {other}\)",
-            )
-            for name, other in (("torch", "2.0"), ("threads", 1), ("cpu", "Some CPU of 2027"))
-        ),
+        (on_another(torch="2.0"), REQUIRED, r"machine or PyTorch \(torch: 2.13, here: 2.0\)"),
+        (on_another(threads=1), REQUIRED, r"machine or PyTorch \(threads: 2, here: 1\)"),
+        (on_another(cpu="Other"), REQUIRED, r"machine or PyTorch \(cpu: Some CPU, here: Other\)"),
         (meta('{"tokens": {"train": 9}}'), REQUIRED, "with other tokens"),
-        (setup(machine=CPU | dict(compiles=False)), REQUIRED, "compiles: True, here: False"),
+        (on_another(compiles=False), REQUIRED, "compiles: True, here: False"),
         (dict(tokens=1), REQUIRED, "with other settings: tokens"),
         (dict(targets={"best": 1.0}), REQUIRED, "with other settings: targets"),
-        (
-            lambda place: setattr(place.children, "refuses", "unrecognized: --x"),
-            REQUIRED,
-            "unrecognized",
-        ),
-        *(
-            (meta(text), NEVER, "meta.json is damaged")
-            for text in ("", '{"tokens": {"train": "x"}}')
-        ),
+        (refuse_option, REQUIRED, "unrecognized"),
+        (meta(""), NEVER, "meta.json is damaged"),
+        (meta('{"tokens": {"train": "x"}}'), NEVER, "meta.json is damaged"),
+    ],
+    ids=[
+        "options",
+        "options in a report",
+        "torch",
+        "threads",
+        "cpu",
+        "tokens",
+        "compiler",
+        "length",
+        "targets",
+        "an unknown option",
+        "empty meta.json",
+        "damaged meta.json",
     ],
 )
 def test_what_is_refused_leaves_what_was_there(place, plan, change, resume, says):

@@ -351,8 +351,8 @@ def test_edit_of_01_becomes_a_technique(tree):
     tree.refuses(*new("trial", loss="who knows"), says="its header needs Loss: `unchanged`")
     tree.refuses(*new("trial", text="--- a line like a diff's"), says="prose and a blank line")
     tree.refuses(*new("ddp"), says="'ddp' .*isn't a name")
-    tree.refuses(*new("trial", "--base", "02"), says="--variant")
-    tree.refuses(*new("trial", group="trial"), says="--variant")
+    tree.refuses(*new("trial", "--base", "02"), says="are for a --variant")
+    tree.refuses(*new("trial", group="trial"), says="are for a --variant")
     out = tree.does(*new("trial", published="28,402 tok/sec, 26.2422 GB")).splitlines()
     assert out[:3] == ["patches/04-trial.patch", DDP, "patches/series"]
     assert out[-1] == "  python measure.py ladder --techniques 3-4"  # with the one before it
@@ -380,7 +380,7 @@ def test_edit_becomes_a_variant(tree, file, next_one, more):
     tree.refuses(*variant("profile"), says="'profile' is taken")
     tree.refuses(*variant("4"), says="'4' .*isn't a name")
     tree.refuses(*variant("trial"), says="begin with its Group:")
-    tree.refuses(*variant("data-trial", group=""), says="--group")
+    tree.refuses(*variant("data-trial", group=""), says="--variant needs a --group")
     assert tree.does(*variant("data-trial")).endswith(f"\n  python {next_one}\n")
     assert tree.changed(before) == {"patches/variants/data-trial.patch"}  # 01 and 02 are as before
     assert tree.holders("edited\n") == ["data-trial"]

@@ -2,8 +2,9 @@
 
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
-from bench.analysis.rows import Row, rows_of
+from bench.analysis.rows import Row, Rows, rows_of
 from bench.common import REFERENCE
 from bench.measure.journal import Measurement, journal_of, newest, read_journal
 
@@ -11,13 +12,23 @@ from bench.measure.journal import Measurement, journal_of, newest, read_journal
 def newest_in(folder: Path, study: str) -> list[tuple[Measurement, list[Row]]]:
     """Returns the newest measurement of each kind of a study, with its rows. Raises OSError."""
     path = journal_of(folder, study)
-    return read_newest(path, path.stat().st_mtime_ns if path.exists() else None)
+    changed = 0
+    if path.exists():
+        changed = path.stat().st_mtime_ns
+    return [(measured, list(table)) for measured, table in read_newest(Version(path, changed))]
+
+
+class Version(NamedTuple):
+    """A journal as it was when it was last changed."""
+
+    path: Path
+    changed: int  # nanoseconds; 0 where there is no file
 
 
 @lru_cache
-def read_newest(path: Path, changed: int | None) -> list[tuple[Measurement, list[Row]]]:
-    """Reads a journal once for each time that it was `changed`."""
-    return [(measured, rows_of(measured)) for measured in newest(read_journal(path))]
+def read_newest(journal: Version) -> tuple[tuple[Measurement, Rows], ...]:
+    """Reads a journal once in each version: the report asks for it again and again."""
+    return tuple((measured, Rows(measured)) for measured in newest(read_journal(journal.path)))
 
 
 def rows_in(folder: Path, study: str) -> list[Row]:

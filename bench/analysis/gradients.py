@@ -1,20 +1,22 @@
 """Are a script's gradients right? What the comparisons of bench/measure/gradients.py come to."""
 
 from dataclasses import dataclass, field
-from math import hypot, inf, isfinite
 from statistics import median
 
 from bench.measure.records import Record
+from gpt_speed.gradients.tolerance import (
+    TOLERANCES,
+    Deviation,
+    Tolerance,
+    deviations_from_numeric,
+    error_of,
+    wrong_ones,
+)
 
-FLOAT32 = 1e-4  # how far a tensor's gradient may be off, relative to its norm
-# Half of the distance between two neighbouring numbers of a type, relative to them. In such a type
-# half of the tensors are off by less than MEDIAN roundings, and each by less than TENSOR of them. A
-# norm's gradient is a sum over tokens that nearly cancel, so that only its angle and length tell.
-ROUNDING = {"bfloat16": 2**-8, "float16": 2**-11, "float8": 2**-4}
-MEDIAN, TENSOR, COSINE, NORM = 2, 8, 0.9, 1.25
-TIMES, MORE = 3, 8  # a compiled one: times what the uncompiled is off by, plus so many roundings
-DROPOUT = 0.02  # how far a tensor's gradient may be from numeric derivatives
-SEEN = 0.01  # how uncertain those may be, where a tensor is judged
+# In a type smaller than float32 half of the tensors are off by less than MEDIAN roundings. A norm's
+# gradient is a sum over tokens that nearly cancel, so that only its angle and length tell.
+MEDIAN, COSINE, NORM = 2, 0.9, 1.25
+TIMES = 3  # how many times what the uncompiled program is off by a compiled one may be
 ENOUGH = 0.5  # of the tensors have to be judged
 
 COMPILED, UNCOMPILED = "compiled to uncompiled", "uncompiled to reference"  # comparisons
@@ -71,62 +73,71 @@ def type_of(record: Record) -> str:
 def verdict_of(record: Record) -> Verdict:
     """Returns what a record's comparisons come to."""
     events = {event["comparison"]: event for event in record.gradients}
-    rounding = ROUNDING.get(type_of(record))
-    return Verdict({comparison: judge(comparison, events, rounding) for comparison in events})
+    return Verdict(
+        {comparison: judge(comparison, events, type_of(record)) for comparison in events}
+    )
 
 
-def judge(comparison: str, events: dict[str, dict], rounding: float | None) -> Judgement:
-    """Judges one of a record's comparisons; `rounding` is that of a type smaller than float32."""
+def judge(comparison: str, events: dict[str, dict], type: str) -> Judgement:
+    """Judges one of a record's comparisons; `type` is that of its matrices."""
     if comparison == "dropout":
         return judge_dropout(events[comparison])
     tensors = events[comparison]["tensors"]
+    tolerance = TOLERANCES[type]
     if not tensors:
         return Judgement("", ["no optimizer was given a gradient"])
-    if rounding is None:
-        return judge_exact(tensors)
+    if type == "float32":
+        return judge_exact(tensors, tolerance)
     if comparison == COMPILED and UNCOMPILED in events:
-        return judge_compiled(tensors, events[UNCOMPILED]["tensors"], rounding)
-    return judge_rounded(tensors, rounding)
+        return judge_compiled(tensors, events[UNCOMPILED]["tensors"], tolerance)
+    return judge_rounded(tensors, tolerance)
 
 
-def judge_exact(tensors: Tensors) -> Judgement:
+def judge_exact(tensors: Tensors, tolerance: Tolerance) -> Judgement:
     """Judges gradients in float32, which are those of the other program but for rounding."""
-    wrong = [
-        f"{name} is off by {error:.1%}"
-        for name, (error, *_) in tensors.items()
-        if not error <= FLOAT32
-    ]
-    return Judgement(f"{largest(tensors):.0e}", wrong)
+    return judgement_of(
+        {
+            name: Deviation(error_of(distances), tolerance.floor)
+            for name, distances in tensors.items()
+        }
+    )
 
 
-def judge_rounded(tensors: Tensors, rounding: float) -> Judgement:
+def judge_compiled(tensors: Tensors, uncompiled: Tensors, tolerance: Tolerance) -> Judgement:
+    """Judges a compiled program in a smaller type by the uncompiled one, which rounds as often."""
+    deviations = {}
+    for name, distances in tensors.items():
+        bound = tolerance.floor + TIMES * uncompiled[name][0]
+        deviations[name] = Deviation(error_of(distances), bound)
+    return judgement_of(deviations)
+
+
+def judgement_of(deviations: dict[str, Deviation]) -> Judgement:
+    """Returns what a comparison comes to in which each tensor has its bound."""
+    worst = max(deviation.error for deviation in deviations.values())
+    wrong = [f"{name} is off by {error:.1%}" for name, error in wrong_ones(deviations).items()]
+    return Judgement(f"{worst:.0e}", wrong)
+
+
+def judge_rounded(tensors: Tensors, tolerance: Tolerance) -> Judgement:
     """Judges gradients in a smaller type by those in float32."""
     wrong = [
         f"{name} is off by {error:.1%}, cosine {cosine:.3f}, norm × {norm:.2f}"
         for name, (error, cosine, norm) in tensors.items()
-        if not is_near(name, error, cosine, norm, rounding)
+        if not is_near(name, error, cosine, norm, tolerance)
     ]
     middle = median(error for error, *_ in tensors.values())
-    if not middle <= MEDIAN * rounding:
+    if not middle <= MEDIAN * tolerance.rounding:
         wrong.append(f"half of the tensors are off by more than {middle:.1%}")
-    return Judgement(f"{largest(tensors):.0e} (median {middle:.0e})", wrong)
+    worst = max(error_of(distances) for distances in tensors.values())
+    return Judgement(f"{worst:.0e} (median {middle:.0e})", wrong)
 
 
-def is_near(name: str, error: float, cosine: float, norm: float, rounding: float) -> bool:
-    """Returns whether a tensor's gradient is that in float32 but for so coarse a rounding."""
+def is_near(name: str, error: float, cosine: float, norm: float, tolerance: Tolerance) -> bool:
+    """Returns whether a tensor's gradient is that in float32 but for rounding."""
     if "norm" in name:
         return cosine >= COSINE and 1 / NORM <= norm <= NORM
-    return error <= TENSOR * rounding
-
-
-def judge_compiled(tensors: Tensors, uncompiled: Tensors, rounding: float) -> Judgement:
-    """Judges a compiled program in a smaller type by the uncompiled one, which rounds as often."""
-    wrong = [
-        f"{name} is off by {error:.1%}"
-        for name, (error, *_) in tensors.items()
-        if not error <= TIMES * uncompiled[name][0] + MORE * rounding
-    ]
-    return Judgement(f"{largest(tensors):.0e}", wrong)
+    return error <= tolerance.floor
 
 
 def judge_dropout(event: dict) -> Judgement:
@@ -134,39 +145,11 @@ def judge_dropout(event: dict) -> Judgement:
     if "refused" in event:
         return Judgement(f"refused: {event['refused']}", decides=False)
     tensors = event["directions"]
-    certain = certain_errors(tensors)
-    wrong = [
-        f"{name} is off by {error:.0%}"
-        for name, (error, bound) in certain.items()
-        if not error <= bound
-    ]
+    certain = deviations_from_numeric(tensors)
+    wrong = [f"{name} is off by {error:.0%}" for name, error in wrong_ones(certain).items()]
     text = f"{len(certain)} of {len(tensors)} tensors, noise {event['loss_noise']:.0e}"
     if certain:
         text = f"{max(error for error, _ in certain.values()):.1%}; {text}"
     if len(certain) < ENOUGH * len(tensors):
         return Judgement(f"not checkable: {text}", wrong, decides=False)
     return Judgement(text, wrong)
-
-
-def certain_errors(tensors: dict[str, list[list[float]]]) -> dict[str, tuple[float, float]]:
-    """Returns dropout_error() of the tensors whose numeric derivatives are certain enough."""
-    errors = {name: dropout_error(directions) for name, directions in tensors.items()}
-    return {name: error for name, error in errors.items() if error}
-
-
-def dropout_error(directions: list[list[float]]) -> tuple[float, float] | None:
-    """Returns how far a tensor's derivatives by autograd are from the numeric ones, relative to the
-    larger of both, and how far they may be; None where the numeric ones are too uncertain."""
-    numeric, uncertain, autograd = (hypot(*column) for column in zip(*directions, strict=True))
-    error = hypot(*(a - b for a, _, b in directions))
-    if not isfinite(numeric + autograd):
-        return inf, DROPOUT
-    size = max(numeric, autograd)
-    if uncertain >= SEEN * size:
-        return None
-    return error / size, max(DROPOUT, 4 * uncertain / size)
-
-
-def largest(tensors: Tensors) -> float:
-    """Returns the largest error of a comparison; infinite where one isn't a number."""
-    return max(error if isfinite(error) else inf for error, *_ in tensors.values())

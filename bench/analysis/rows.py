@@ -101,8 +101,8 @@ class Figures:
         return [result.outcome for result in self.results if not result.outcome.complete]
 
     @cached_property
-    def runs(self) -> list[TrainedRun]:
-        """Every complete run: each tells speed and memory."""
+    def trained(self) -> list[TrainedRun]:
+        """Every complete run, which tells speed and memory."""
         return [
             TrainedRun(result.round, result.seed, Training(result.record))
             for result in self.results
@@ -113,13 +113,15 @@ class Figures:
     def by_round(self) -> dict[int, Training]:
         """The run of each round that has the round's seed: it tells losses and times, too."""
         return {
-            run.round: run.training for run in self.runs if run.seed == self.plan.seed_of(run.round)
+            run.round: run.training
+            for run in self.trained
+            if run.seed == self.plan.seed_of(run.round)
         }
 
     @cached_property
     def losses_by_seed(self) -> dict[int, float | None]:
         tokens = self.plan.loss_tokens
-        return {run.seed: run.training.record.val_loss_after(tokens) for run in self.runs}
+        return {run.seed: run.training.record.val_loss_after(tokens) for run in self.trained}
 
     @property
     def trainings(self) -> list[Training]:
@@ -146,7 +148,7 @@ class Figures:
     @cached_property
     def speeds(self) -> list[float]:
         """The tok/sec of each run, of all its processes together."""
-        return known_values(run.training.tok_per_sec for run in self.runs)
+        return known_values(run.training.tok_per_sec for run in self.trained)
 
     @property
     def slowdown(self) -> float | None:
@@ -158,7 +160,7 @@ class Figures:
     @cached_property
     def memories(self) -> Values:
         """The reserved GB of each run, with its round."""
-        return [(run.round, run.training.record.end["reserved_gb"]) for run in self.runs]
+        return [(run.round, run.training.record.end["reserved_gb"]) for run in self.trained]
 
     @cached_property
     def tok_per_sec(self) -> float | None:
@@ -236,7 +238,9 @@ class Figures:
         arrivals = []
         for number, training in self.by_round.items():
             reached = training.reached(target)
-            tokens, seconds = reached or (math.inf, training.train_seconds)
+            tokens, seconds = math.inf, training.train_seconds
+            if reached:
+                tokens, seconds = reached
             arrivals.append(
                 Arrival(number, tokens, seconds, self.compilation(number), missed=not reached)
             )
@@ -259,7 +263,7 @@ class Figures:
     def values(self, goal: Goal | None) -> Values:
         """Returns the speed of each run, or its rate of coming to a goal, with its round."""
         if goal is None:
-            return [(run.round, run.training.tok_per_sec) for run in self.runs]
+            return [(run.round, run.training.tok_per_sec) for run in self.trained]
         return [
             (arrival.round, arrival.rate(goal.with_first_step))
             for arrival in self.arrivals(goal.loss)
@@ -279,12 +283,14 @@ class Row(Figures):
     speedup and significance are the technique's: of the script with it over the one without.
     """
 
-    def __init__(self, run: Run, rows: "Rows"):
-        """Takes the table that the row is of: that knows the others."""
-        measured = rows.measured
+    def __init__(self, run: Run, table: "Rows"):
+        """Takes the table that the row is of, which knows the other rows."""
+        measured = table.measured
         own = [result for result in measured.results if result.name == run.name]
         super().__init__(own, measured.plan)
-        self.run, self.measured, self.rows = run, measured, rows
+        self.run = run  # as planned
+        self.measured = measured
+        self.table = table
 
     @property
     def label(self) -> str:
@@ -299,7 +305,7 @@ class Row(Figures):
         """Why it has no figures, or fewer; None: it isn't known yet, or there is no reason."""
         if self.failures and not self.run.error:
             return self.failures[0]
-        if self.runs and not self.run.error:
+        if self.trained and not self.run.error:
             return None
         return self.measured.skipped().get(self.run.name)
 
@@ -326,24 +332,40 @@ class Row(Figures):
     @property
     def baseline(self) -> "Row | None":
         """The first row; None of that row itself."""
-        if self.rows.first is self:
+        if self.table.first is self:
             return None
-        return self.rows.first
+        return self.table.first
 
     @cached_property
     def joined_with(self) -> "Row | None":
-        """The next technique's row, where the two are printed as one."""
-        return self.rows.joined_with(self)
+        """The next technique's row where this one is printed as one with it: where a run was much
+        slower than the others, the gains of the two can't be told apart."""
+        if not self.is_unsteady or not self.run.compared_to:
+            return None
+        return next((row for row in self.table if is_step_after(row, self)), None)
 
     @property
     def joined(self) -> "list[Row]":
         """The rows that are printed as one with it, whose gains are part of its own."""
-        return [row for row in self.rows if row.joined_with is self]
+        return [row for row in self.table if row.joined_with is self]
 
     @cached_property
     def reference(self) -> "Row | None":
-        """The row that it is compared to."""
-        return self.rows.reference_of(self)
+        """The row that it is compared to: the nearest with figures that is printed on its own. None
+        where this row is printed as one with the next."""
+        if self.joined_with:
+            return None
+        reference = self.before
+        while reference and (not reference.speeds or reference.joined_with):
+            reference = reference.before
+        return reference
+
+    @property
+    def before(self) -> "Row | None":
+        """The row that the plan compares it to."""
+        if not self.run.compared_to:
+            return None
+        return self.table.by_name.get(self.run.compared_to)
 
     @property
     def is_unsteady(self) -> bool:
@@ -468,7 +490,7 @@ class Comparison:
 
     @property
     def family(self) -> Family:
-        return self.row.rows.family(self.goal)
+        return self.row.table.family(self.goal)
 
     @cached_property
     def estimate(self) -> Estimate | None:
@@ -528,7 +550,7 @@ class Comparison:
 
 
 class Rows:
-    """The rows of a measurement: which one each is compared to, and what is tested as a whole."""
+    """The rows of a measurement, and what is tested of them as a whole."""
 
     def __init__(self, measured: Measurement):
         self.measured = measured
@@ -542,37 +564,9 @@ class Rows:
     def first(self) -> Row:
         return next(iter(self))
 
-    # ---- Which row is compared to which
-
-    def joined_with(self, row: Row) -> Row | None:
-        """Returns the next technique's row where a row is printed as one with it: where a run was
-        much slower than the others, the gains of the two can't be told apart."""
-        if not row.is_unsteady or not row.run.compared_to:
-            return None
-        return next((other for other in self if is_step_after(other, row)), None)
-
-    def reference_of(self, row: Row) -> Row | None:
-        """Returns the row that another one is compared to: the nearest with figures that is printed
-        on its own. None of a row that isn't."""
-        if row.joined_with:
-            return None
-        reference = self.before(row)
-        while reference and (not reference.speeds or reference.joined_with):
-            reference = self.before(reference)
-        return reference
-
-    def before(self, row: Row) -> Row | None:
-        """Returns the row that the plan compares a row to."""
-        name = row.run.compared_to
-        if not name:
-            return None
-        return self.by_name.get(name)
-
-    # ---- What is tested
-
     def family(self, goal: Goal | None = None) -> Family:
         """Returns the speedups of the rows, or those of coming to a goal. Rows with a failed run,
-        or with one that missed the goal, aren't tested: the others alone would flatter them."""
+        or with one that missed the goal, aren't tested: their other runs would flatter them."""
         if goal not in self.families:
             logs = {
                 row.run.name: logs_of(row.values(goal))

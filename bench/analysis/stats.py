@@ -69,9 +69,11 @@ class Family:
         compares; `pooled`: variances may be pooled, if the table is large enough."""
         self.rows = in_rounds_of_all({name: logs for name, logs in rows.items() if logs})
         self.pooled = pooled and is_large(self.rows)
-        self.means, level = {}, LEVEL
+        self.means = {}
+        level = LEVEL
         if self.pooled:
-            self.means, level = pooled_means(self.rows), POOLED_LEVEL
+            self.means = pooled_means(self.rows)
+            level = POOLED_LEVEL
         self.differences = self.differences_of(pairs)
         self.significant = significant(self.differences, level)
 

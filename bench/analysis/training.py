@@ -60,7 +60,8 @@ class Training:
     @property
     def mfu(self) -> float | None:
         """Model FLOPs utilization, of the datasheet's bf16 rate; None if unknown."""
-        config, peak = self.record.config, PEAK_FLOPS.get(self.record.environment["gpu"])
+        config = self.record.config
+        peak = PEAK_FLOPS.get(self.record.environment["gpu"])
         if not peak or not self.tok_per_sec or config["device"] != "cuda":
             return None
         return self.tok_per_sec / peak * config["flops_per_token"] / config["world_size"]

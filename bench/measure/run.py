@@ -145,7 +145,9 @@ def new_measurement(study: Measurable, plan: Plan, setup: Setup) -> Measurement:
     """Returns a measurement without results. Each has another order of its runs; but sizes grow."""
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     id = f"{now}-{os.getpid()}-{plan.kind}".rstrip("-")
-    order = None if plan.growth else zlib.crc32(id.encode())
+    order = None
+    if not plan.growth:
+        order = order_seed(id)
     return Measurement(
         id=id,
         study=study.name,
@@ -157,6 +159,11 @@ def new_measurement(study: Measurable, plan: Plan, setup: Setup) -> Measurement:
         plan=replace(plan, order=order, batches=study.batches(setup)),
         folder=setup.results,
     )
+
+
+def order_seed(id: str) -> int:
+    """Returns the seed of the order of a measurement's runs."""
+    return zlib.crc32(id.encode())
 
 
 def say_again(names: set[str], why: str) -> None:

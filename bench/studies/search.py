@@ -101,7 +101,7 @@ def loss_in_equal_time(row: Row) -> float:
     for all of their tokens; infinity where the run failed."""
     if row.error:
         return math.inf
-    alike = [other for other in row.rows if point_of(other).stage == point_of(row).stage]
+    alike = [other for other in row.table if point_of(other).stage == point_of(row).stage]
     times = [training.train_seconds for other in alike for training in other.trainings]
     return row.loss_at(min(times, default=0)) or math.inf
 

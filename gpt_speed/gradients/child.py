@@ -59,30 +59,24 @@ def set_seeds() -> None:
 
 
 def begin_update(keeper: Keeper, *_) -> None:
-    """Is called before an optimizer's update: the script ends here."""
-    if keeper.is_in_backward:  # an optimizer in the backward pass: others follow
-        keeper.keep_gradients()
-    elif keeper.gradients:
+    """Is called before an optimizer's update; the script ends at the first with gradients."""
+    if keeper.begin_update():
         finish(keeper, dict(how="kept", error="", **gradient_facts(keeper)))
-    else:
-        keeper.facts.updates += 1
 
 
 def gradient_facts(keeper: Keeper) -> dict:
     """Returns for the report how far the gradients are from those of another run, and numeric
     derivatives, as ordered; keeps the gradients for further runs."""
-    order, facts = keeper.order, {}
-    other, names = None, names_of(keeper.parameters())
+    order = keeper.order
+    facts = {}
+    names = names_of(keeper.parameters())
     if order.compare:
         other = Kept.load(order.compare)
         names = names_as_in(other, keeper.parameters())
-    own = kept_by(keeper, names)
+        facts |= kept_by(keeper, names).distances_from(other)
     if order.keep:
-        own.save(order.keep)
-    if other:
-        facts |= own.distances_from(other)
+        kept_by(keeper, names).save(order.keep)
     if order.seconds:
-        keeper.keeps_calls = False  # those that are made again
         names_of_kept = {weight: names[weight] for weight in keeper.gradients}
         facts |= derivative_facts(keeper.calls, names_of_kept, order.seconds)
     return facts

@@ -3,6 +3,8 @@
 import random
 import time
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +32,7 @@ def derivative_facts(calls: list[Call], names: dict, seconds: float) -> dict:
     for weight, gradient in gradients:
         if gradient is not None and time.monotonic() < end:
             along = Along(loss, weight, gradient.double(), direction_in(weight, names[weight]))
-            derivatives[names[weight]] = [*along.numeric(noise), along.by_autograd()]
+            derivatives[names[weight]] = [*along.by_losses(noise), along.by_autograd()]
     return dict(derivatives=derivatives, noise=noise)
 
 
@@ -76,8 +78,8 @@ class Along:
     gradient: torch.Tensor
     direction: torch.Tensor
 
-    def numeric(self, noise: float) -> tuple[float, float]:
-        """Returns the numeric derivative, and its uncertainty."""
+    def by_losses(self, noise: float) -> tuple[float, float]:
+        """Returns the numeric derivative and its uncertainty, with the noise of the loss."""
         # What a derivative along a random direction is, about: its root mean square.
         slope = self.gradient.norm().item() * size_of(self.weight)
         return numeric.derivative_along(self.loss_at, slope, noise)
@@ -104,19 +106,16 @@ def randn_like(weight, name: str) -> torch.Tensor:
     return torch.randn(weight.shape, generator=draw).to(weight.device)
 
 
-class moved:
-    """A context in which weights have offsets."""
-
-    def __init__(self, offsets: dict):
-        self.offsets = offsets
-
-    @torch.no_grad()
-    def __enter__(self):
-        self.before = {weight: weight.detach().clone() for weight in self.offsets}
-        for weight, offset in self.offsets.items():
-            weight.add_(offset)
-
-    @torch.no_grad()
-    def __exit__(self, *_):
-        for weight, value in self.before.items():
-            weight.copy_(value)
+@contextmanager
+def moved(offsets: dict) -> Iterator[None]:
+    """Adds offsets to weights while the context lasts."""
+    before = {weight: weight.detach().clone() for weight in offsets}
+    try:
+        with torch.no_grad():
+            for weight, offset in offsets.items():
+                weight.add_(offset)
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, value in before.items():
+                weight.copy_(value)

@@ -70,6 +70,18 @@ class Keeper:
             if parameter.grad is not None:
                 self.gradients[parameter] = parameter.grad.detach().float().cpu().clone()
 
+    def begin_update(self) -> bool:
+        """Is called before an optimizer's update; returns whether all gradients are kept, so that
+        the script can end."""
+        if self.is_in_backward:  # an optimizer in the backward pass: others follow
+            self.keep_gradients()
+            return False
+        if not self.gradients:
+            self.facts.updates += 1
+            return False
+        self.keeps_calls = False  # those that numeric derivatives make again
+        return True
+
     # ---- Calls of the model
 
     def call(self, function, *args, **kwargs):
@@ -147,7 +159,8 @@ def checksum(*values) -> int:
 
 def functions_behind(loss) -> set[str]:
     """Returns the names of the autograd functions behind a loss that aren't PyTorch's."""
-    names, seen = set(), set()
+    names = set()
+    seen = set()
     nodes = [getattr(loss, "grad_fn", None)]
     while nodes:
         node = nodes.pop()

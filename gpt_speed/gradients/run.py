@@ -13,8 +13,9 @@ from pathlib import Path
 
 from gpt_speed import children
 from gpt_speed.common import UserError, script_name
-from gpt_speed.gradients.judge import UNIT, Check, by_numbers, by_other_run, unlike
+from gpt_speed.gradients.judge import Check, by_numbers, by_other_run, unlike
 from gpt_speed.gradients.order import MENDS, Order
+from gpt_speed.gradients.tolerance import TOLERANCES
 
 CHILD = Path(__file__).with_name("child.py")
 ROUNDINGS = 4  # by which weights are changed, to see what rounding does to gradients
@@ -54,7 +55,10 @@ class Script:
     """Starts a script until its first update, each time in a process of its own."""
 
     def __init__(self, command: list[str], python: str, minutes: float, folder: Path):
-        self.command, self.python, self.minutes, self.folder = command, python, minutes, folder
+        self.command = command
+        self.python = python
+        self.minutes = minutes
+        self.folder = folder
 
     def run(self, what: str, order: Order) -> dict:
         """Returns what child.py reports; `what` says to a reader how the script runs. Raises
@@ -117,14 +121,30 @@ class NotCompared(Exception):
     """The reason, in words, for which a script's gradients can't be compared."""
 
 
+@dataclass(frozen=True)
+class Baseline:
+    """An uncompiled run whose gradients the other runs' are compared to: in float32, where the
+    script has autocast."""
+
+    file: str  # of its gradients
+    order: Order  # how the script runs in all runs that are compared to it
+    facts: dict  # what child.py reports
+
+    @property
+    def type(self) -> str:
+        """The coarsest of the weights."""
+        return coarsest(self.facts["types"])
+
+    @property
+    def compiled_order(self) -> Order:
+        return replace(self.order, compiled=True, compare=self.file)
+
+
 class Comparison:
-    """The runs of a script that are compared, where it has autocast without it, in float32."""
+    """The runs of a script that are compared."""
 
     def __init__(self, script: Script, answer: Answer):
         self.script, self.answer = script, answer
-        self.file = str(script.folder / "gradients.pt")  # of the uncompiled script
-        self.order = Order()  # how the script runs in all runs that are compared to that
-        self.type = "float32"  # the coarsest of the weights
         self.trials: list[Trial] = []
 
     def compare(self) -> None:
@@ -136,55 +156,62 @@ class Comparison:
 
     def compare_all(self) -> None:
         """Adds all checks to the answer. Raises NotCompared where the script forbids them."""
-        plain = as_it_is = self.as_it_is()
-        autocast = as_it_is["autocast"]
+        baseline = self.uncompiled()
+        autocast = baseline.facts["autocast"]
+        compiles = baseline.facts["compiles"]
         if autocast:
-            plain = self.without_autocast()
-        self.type = coarsest(plain["types"])
-        roundings = self.roundings(plain)
-        if not as_it_is["compiles"]:
+            baseline = self.without_autocast(baseline)
+        roundings = self.roundings(baseline)
+        if not compiles:
             self.answer.notes.append("nothing is compiled")
-            self.differentiate(risks_of(plain), compiled=False)
+            self.differentiate(baseline, risks_of(baseline.facts), compiled=False)
             return
-        budget = self.compare_compiled(roundings)
+        budget = self.compare_compiled(baseline, roundings)
         if autocast:
-            self.compare_autocast(autocast, plain["tensors"])
-        self.differentiate(risks_of(plain, budget), compiled=True)
+            self.compare_autocast(baseline, autocast)
+        self.differentiate(baseline, risks_of(baseline.facts, budget), compiled=True)
         self.find_mends()
 
-    def as_it_is(self) -> dict:
-        """Returns the facts of the uncompiled script, whose gradients are kept. Raises NotCompared
-        if they aren't there before its update."""
-        facts = self.script.run("uncompiled", Order(keep=self.file))
-        self.answer.tensors, self.answer.backwards = facts["weights"], facts["backwards"]
+    def uncompiled(self) -> Baseline:
+        """Runs the script as it is, uncompiled. Raises NotCompared if its gradients aren't there
+        before its update."""
+        file = self.file("gradients")
+        facts = self.script.run("uncompiled", Order(keep=file))
+        self.answer.tensors = facts["weights"]
+        self.answer.backwards = facts["backwards"]
         if facts["updates"]:
             raise NotCompared("its optimizer takes a closure, which isn't supported")
-        return facts
+        return Baseline(file, Order(), facts)
 
-    def without_autocast(self) -> dict:
-        """Returns the facts of a run in float32, to which the next ones are compared."""
-        with_autocast, self.file = self.file, str(self.script.folder / "float32.pt")
-        self.order = Order(float32=True)
-        order = replace(self.order, keep=self.file, compare=with_autocast)
-        return self.script.run("uncompiled, autocast off", order)
+    def without_autocast(self, with_autocast: Baseline) -> Baseline:
+        """Runs the script in float32; the facts tell how far autocast takes the gradients."""
+        file = self.file("float32")
+        order = Order(float32=True)
+        ordered = replace(order, keep=file, compare=with_autocast.file)
+        return Baseline(file, order, self.script.run("uncompiled, autocast off", ordered))
 
-    def roundings(self, plain: dict) -> dict:
-        """Returns how far each gradient is from that of the `plain` run in one with other weights:
-        what that does to a gradient, rounding does. Raises NotCompared if the two differ by more
-        than that."""
-        jitter = ROUNDINGS * UNIT[self.type]
-        order = replace(self.order, compare=self.file, jitter=jitter)
+    def file(self, name: str) -> str:
+        """Returns the file of a run's gradients."""
+        return str(self.script.folder / f"{name}.pt")
+
+    def roundings(self, baseline: Baseline) -> dict:
+        """Returns how far each gradient is from the baseline's in a run with other weights: what
+        that does to a gradient, rounding does. Raises NotCompared if the two differ by more than
+        that."""
+        jitter = ROUNDINGS * TOLERANCES[baseline.type].rounding
+        order = replace(baseline.order, compare=baseline.file, jitter=jitter)
         again = self.script.run("uncompiled, weights changed by rounding", order)
-        difference = unlike(plain, again, jitter)
+        difference = unlike(baseline.facts, again, jitter)
         if difference:
             raise NotCompared(f"uncompiled it isn't the same twice: {difference}")
         return again["tensors"]
 
-    def compare_compiled(self, roundings: dict) -> float:
+    def compare_compiled(self, baseline: Baseline, roundings: dict) -> float:
         """Compares the compiled gradients to the uncompiled ones; returns the memory budget that
         the compiler had."""
-        name, order = f"compiled to uncompiled, in {self.type}", self.compiled_order
-        trial = Trial(name, order, partial(by_other_run, name, roundings, self.type))
+        name = f"compiled to uncompiled, in {baseline.type}"
+        order = baseline.compiled_order
+        trial = Trial(name, order, partial(by_other_run, name, roundings, baseline.type))
         compiled = self.script.run("compiled", order)
         if compiled["graphs"]:
             self.add(trial, compiled)
@@ -192,28 +219,30 @@ class Comparison:
             self.answer.notes.append("torch.compile was called, but compiled nothing until then")
         return compiled["budget"]
 
-    def compare_autocast(self, autocast: str, roundings: dict) -> None:
-        """Compares the compiled gradients with autocast to those in float32."""
+    def compare_autocast(self, baseline: Baseline, autocast: str) -> None:
+        """Compares the compiled gradients with autocast to those in float32; what autocast does to
+        the uncompiled ones counts as rounding."""
         name = f"compiled to uncompiled, in {autocast}"
-        order = replace(self.compiled_order, float32=False)
+        order = replace(baseline.compiled_order, float32=False)
+        roundings = baseline.facts["tensors"]
         trial = Trial(name, order, partial(by_other_run, name, roundings, autocast))
         self.add(trial, self.script.run("compiled, with autocast", order))
 
-    @property
-    def compiled_order(self) -> Order:
-        return replace(self.order, compiled=True, compare=self.file)
-
-    def differentiate(self, risks: list[str], compiled: bool) -> None:
+    def differentiate(self, baseline: Baseline, risks: list[str], compiled: bool) -> None:
         """Compares to numeric derivatives, where there are risks: masks may be drawn anew in the
         backward pass, or a backward pass is written by hand."""
         if not risks:
             return
         name = f"numeric derivatives ({', '.join(risks)})"
-        if self.type != "float32":
-            self.answer.notes.append(f"{name}: not in {self.type}, which rounds too much")
+        if baseline.type != "float32":
+            self.answer.notes.append(f"{name}: not in {baseline.type}, which rounds too much")
             return
         order = replace(
-            self.order, compiled=compiled, compare=self.file, same_masks=False, seconds=SECONDS
+            baseline.order,
+            compiled=compiled,
+            compare=baseline.file,
+            same_masks=False,
+            seconds=SECONDS,
         )
         trial = Trial(name, order, partial(by_numbers, name))
         self.add(trial, self.script.run("numeric derivatives", order))
@@ -238,7 +267,8 @@ class Comparison:
 
 def coarsest(types: list[str]) -> str:
     """Returns the coarsest of the types of weights."""
-    return max((name for name in types if name in UNIT), key=UNIT.__getitem__, default="float32")
+    types = [type for type in types if type in TOLERANCES]
+    return max(types, key=lambda type: TOLERANCES[type].rounding, default="float32")
 
 
 def risks_of(facts: dict, budget: float = 1.0) -> list[str]:
