@@ -479,6 +479,7 @@ def steps_of(script, windows, batch: int, seed: int, rank: int = 0, ranks: int =
     config = SimpleNamespace(
         batch_size=batch,
         world_size=ranks,
+        compile=False,
         seed=seed,
         epochs=1,
         max_tokens=None,
