@@ -348,6 +348,18 @@ def fixed(model):
     train(model, lambda *_: model(*pair))
 
 
+def lives():
+    """Tensors that their sizes tell apart; one of each step lives until the next."""
+    model, kept = nn.Linear(10, 100, bias=False), None
+
+    def step(*_):
+        nonlocal kept
+        kept = torch.zeros(11)
+        return model(torch.ones(7, 10)).t()[::2].t().sum()
+
+    train(model, step, optimizer=torch.optim.SGD(model.parameters(), momentum=0.9))
+
+
 def of(**parts):
     return lambda: train(Net(**{name: part() for name, part in parts.items()}))
 

@@ -775,6 +775,25 @@ def test_a_further_step_is_watched_from_anew(tmp_path):
     assert one["older"] == three["older"]
 
 
+def test_a_storage_has_one_life(tmp_path):
+    """From its maker to the operator after its end, whatever views there are of it."""
+    facts = watch(tmp_path, TOYS, "lives")
+    names, lives = [op["name"] for op in facts["ops"]], defaultdict(list)
+    for size, device, role, born, died in facts["storages"]:
+        assert device == "cpu" and (died is None or (born or 0) <= died <= len(names))
+        lives[size].append((role, born is None, died is None))
+    assert sorted(lives[4 * 10 * 100]) == [
+        ("", False, True),  # the gradient
+        ("", True, False),  # that of the step before
+        ("model", True, True),
+        ("optimizer", True, True),
+    ]
+    assert sorted(lives[4 * 11]) == [("", False, True), ("", True, False)]
+    assert lives[4 * 7 * 10] == [("", False, False)]  # the batch
+    (output,) = (row for row in facts["storages"] if row[0] == 4 * 7 * 100 and row[3] is not None)
+    assert names[output[3]] == "mm" and output[3] + 3 < output[4]  # one life with three views
+
+
 @pytest.mark.parametrize(
     ("others", "computing", "is_busy"),
     [

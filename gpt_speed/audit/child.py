@@ -207,6 +207,7 @@ def watched_facts(recording) -> dict:
     return dict(
         ops=recording.with_middle_times(),
         older=[*recording.older.items()],
+        storages=[[*vars(storage).values()] for storage in recording.storages],
         syncs=recording.syncs,
     )
 
