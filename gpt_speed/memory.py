@@ -19,6 +19,8 @@ MIB = 2**20
 SEGMENT = 2 * MIB  # all segments are multiples of it
 OTHERS = 614  # MiB of a card that are left free: the driver's own, its kernels, and a display
 WORKSPACE = 8_519_680  # bytes of cuBLAS at its first matmul: 2 × 4,096 and 8 × 16 KiB
+WORKSPACES = {9: 32 * MIB, 10: 32 * MIB, 12: 32 * MIB}  # by the generation of newer GPUs
+WORKSPACE_AMD = 128 * MIB  # of MI300 and newer
 
 
 class DoesNotFit(Exception):
@@ -158,6 +160,13 @@ def simulate(events: list[int], capacity: int | None = None) -> Allocator:
         else:
             allocator.release(blocks[-event])
     return allocator
+
+
+def workspace(capability: float, is_amd: bool) -> int:
+    """Returns the bytes that matmuls take on a card (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+    if is_amd:
+        return WORKSPACE_AMD
+    return WORKSPACES.get(int(capability), WORKSPACE)
 
 
 def flash_buffers(query: Sequence[int]) -> tuple[int, int]:

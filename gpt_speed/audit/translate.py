@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from gpt_speed.audit.graph import Op
 from gpt_speed.audit.step import Step
 from gpt_speed.audit.storages import StepMemory
 from gpt_speed.memory import flash_buffers
@@ -13,6 +14,23 @@ from gpt_speed.memory import flash_buffers
 AT_LEAST, AT_MOST, ABOUT = "at least", "at most", "about"
 # Of PyTorch's optimizers, those whose temporary tensors in an update of all tensors are known.
 UPDATES = "Adam", "AdamW", "SGD"
+HALF = "bfloat16", "float16"
+# What autocast runs in float32 on CUDA, but not on a CPU.
+FLOAT32_ON_CUDA = (
+    "_softmax",
+    "cumsum",
+    "exp",
+    "linalg_vector_norm",
+    "log",
+    "native_group_norm",
+    "native_layer_norm",
+    "pow",
+    "prod",
+    "reciprocal",
+    "rsqrt",
+    "softplus",
+    "sum",
+)
 
 
 @dataclass
@@ -92,8 +110,9 @@ class FusedCall:
     @cached_property
     def casts(self) -> set[int]:
         """Those that autocast makes before attention's kernel; a norm's kernel converts itself."""
-        casts = (i for i in self.forward if self.query and self.memory.ops[i].name == "_to_copy")
-        return self.made & {number for i in casts for number in self.memory.ops[i].writes}
+        forward = (self.memory.ops[i] for i in self.forward)
+        casts = (op for op in forward if self.query and is_to_half(op))
+        return self.made & {number for op in casts for number in op.writes}
 
     @cached_property
     def dropped(self) -> set[int]:
@@ -102,7 +121,7 @@ class FusedCall:
 
     @property
     def saved(self) -> set[int]:
-        """The storages that the backward pass of one kernel reads."""
+        """The storages that the backward pass of one kernel reads: attention's also its result."""
         reading = (self.memory.ops[i] for i in self.forward)
         read = {
             number
@@ -111,6 +130,8 @@ class FusedCall:
             for number in op.reads
             if number not in self.dropped
         }
+        if not self.query:
+            return read
         return read | {n for n in self.results if self.memory.storages[n].born in self.forward}
 
     def fuse(self) -> None:
@@ -220,8 +241,15 @@ def join_update(memory: StepMemory, begin: int, end: int) -> None:
 
 def compare_autocast(translation: Translation) -> None:
     """Tells what autocast runs in float32 on CUDA, and ran in 16 bits here."""
-    for op in translation.memory.ops:
-        if op.scalars.get("autocast") and op.type in ("bfloat16", "float16"):
-            translation.bounds[f"{op.name.strip('_')} in float32, as CUDA's autocast has it"] = (
-                AT_LEAST
-            )
+    ops = translation.memory.ops
+    if not any(is_to_half(op) and op.inputs[0].is_parameter for op in ops):
+        return
+    for op in ops:
+        if op.phase == "forward" and op.name in FLOAT32_ON_CUDA and op.type in HALF:
+            name = op.name.strip("_")
+            translation.bounds[f"{name} in float32, as CUDA's autocast has it"] = AT_LEAST
+
+
+def is_to_half(op: Op) -> bool:
+    """Tells whether it converts to 16 bits."""
+    return op.name == "_to_copy" and op.type == "float32" and op.outputs[0].type in HALF

@@ -26,22 +26,6 @@ SCALARS = (
     "dropout_p",
     "non_blocking",
 )  # arguments that checks read
-# What autocast runs in float32 on CUDA, but not on a CPU.
-FLOAT32_ON_CUDA = (
-    "_softmax",
-    "cumsum",
-    "exp",
-    "linalg_vector_norm",
-    "log",
-    "native_group_norm",
-    "native_layer_norm",
-    "pow",
-    "prod",
-    "reciprocal",
-    "rsqrt",
-    "softplus",
-    "sum",
-)
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TORCH = os.path.dirname(torch.__file__)
 LIBRARIES = os.path.join("site-packages", "")
@@ -364,15 +348,12 @@ def work_of(func, args: tuple, kwargs: dict, result) -> tuple[int, tuple | None]
 
 
 def scalars_of(name: str, arguments: dict, result) -> dict:
-    """Returns the arguments of SCALARS, whether the CPU's `autocast` leaves its type as it is, and
-    the `tokens` of a loss that is their mean."""
+    """Returns the arguments of SCALARS, and the `tokens` of a loss that is their mean."""
     scalars = {
         argument: arguments[argument]
         for argument in SCALARS
         if argument in arguments and not is_tensor(arguments[argument])
     }
-    if name in FLOAT32_ON_CUDA and torch.is_autocast_enabled("cpu"):
-        scalars["autocast"] = True
     if name == "nll_loss_forward" and arguments.get("reduction") == MEAN:
         scalars["tokens"] = float(result[1])
     return scalars
