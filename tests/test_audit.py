@@ -877,7 +877,9 @@ def test_scores_of_attention_stay_in_its_kernel(tmp_path):
 
 def test_memory_on_other_gpus(tmp_path):
     facts = toy("known", tmp_path)
-    rows = report_of(facts, tmp_path, ["RTX 3090", "H100", "MI300X"])["speeds"]
+    report = report_of(facts, cards=["RTX 3090", "H100", "MI300X"])
+    jsonschema.validate(json.loads(json.dumps(report)), SCHEMA)
+    rows = report["speeds"]
     small, large, amd = (row["memory"]["reserved"] // MIB for row in rows)
     assert (large, amd) == (small + 32 - 20, small + 128 - 20)  # their workspaces
     assert rows[0]["memory"]["room"] == (24576 - 614) * MIB

@@ -137,8 +137,8 @@ def text_of(rows: list[dict], step: Step, translation: Translation, unit: str) -
 def memory_notes(translation: Translation) -> str:
     """Tells what the memory is of, and what was translated to a GPU."""
     sentences = [
-        "Memory: what PyTorch reserves in steps like the watched one, without evaluations, of what"
-        f" {OTHERS / 1024:.1f} GB for driver and display leave."
+        "Memory: what PyTorch reserves in steps like the watched one, without evaluations; of each"
+        f" GPU {OTHERS / 1024:.1f} GB are left for driver and display."
     ]
     if translation.changes:
         sentences.append(f"As on a GPU: {listed(translation.changes)}.")
