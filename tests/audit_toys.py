@@ -419,6 +419,17 @@ def attention_again():
     )
 
 
+class Recurrent(nn.Module):
+    """In place of attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.LSTM(C, C, batch_first=True)
+
+    def forward(self, x):
+        return self.cells(x)[0]
+
+
 def sized():
     """A model whose batch size is an option."""
     size, model = int(sys.argv[-1]), Net()
@@ -971,6 +982,7 @@ TOYS = dict(
     normalized=of(norm=lambda: Norm("normalize")),
     own_rms_norm=of(norm=lambda: Norm("own"), activation=nn.ReLU),
     cubed=of(activation=Cubed),
+    recurrent=of(attention=Recurrent),
     known_one_by_one=lambda: known(foreach=False),
     padded=of(vocabulary=lambda: 1024),
     tied=of(tied=lambda: True),

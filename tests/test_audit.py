@@ -789,7 +789,7 @@ def test_a_storage_has_one_life(tmp_path):
         lives[size].append((role, born is None, died is None))
     assert sorted(lives[4 * 10 * 100]) == [
         ("", False, True),  # the gradient
-        ("", True, False),  # that of the step before
+        ("gradient", True, False),  # that of the step before
         ("model", True, True),
         ("optimizer", True, True),
     ]
@@ -853,6 +853,7 @@ def test_its_memory_is_what_predict_traces(ladder, number, options):
         ("fast", "", None),
         ("soft_scores", AT_LEAST, "softmax in float32, as CUDA's autocast has it"),
         ("convolutions", AT_LEAST, "workspaces of cuDNN"),
+        ("recurrent", ABOUT, "kernels of cuDNN for recurrent networks"),
         ("compiled_model", ABOUT, "compiled parts, which are counted uncompiled"),
         ("attention_again", AT_MOST, "attention and norms that a checkpoint computes again"),
     ],

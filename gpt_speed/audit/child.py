@@ -209,6 +209,7 @@ def watched_facts(recording) -> dict:
         older=[*recording.older.items()],
         storages=[[*vars(storage).values()] for storage in recording.storages],
         syncs=recording.syncs,
+        recurrent=recording.is_recurrent,
     )
 
 

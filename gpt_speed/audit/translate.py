@@ -56,6 +56,8 @@ def translated(step: Step) -> Translation:
     translation = Translation(StepMemory(step))
     if any(op.name == "convolution" for op in step.ops):
         translation.bounds["workspaces of cuDNN"] = AT_LEAST
+    if step.facts["recurrent"]:
+        translation.bounds["kernels of cuDNN for recurrent networks"] = ABOUT
     if step.is_compiled:
         translation.bounds["compiled parts, which are counted uncompiled"] = ABOUT
     if step.device == "cpu":

@@ -78,6 +78,7 @@ class Recording:
         self.ops = []  # a WatchedOp for each call
         self.times = []  # the seconds of each of them, a list for each step with equal operators
         self.nodes = {}  # by autograd's sequence numbers, the indices in `ops` of what made nodes
+        self.is_recurrent = False  # whether the script has a module of that kind
         self.syncs = []  # whether each backward pass reduces gradients over ranks
 
     def add(self, func, args: tuple, kwargs: dict, result, caller: "Caller", phase: str) -> None:
@@ -222,6 +223,7 @@ class Watch(TorchDispatchMode):
         """Begins to watch; the optimizers' tensors come before others with their storages."""
         recording = Recording()
         tensors, modules = living()
+        recording.is_recurrent = any(isinstance(module, torch.nn.RNNBase) for module in modules)
         recording.add_older([optimizer.param_groups for optimizer in optimizers], "model")
         recording.add_older(
             [[*module.parameters(), *module.buffers()] for module in modules], "model"
