@@ -863,6 +863,11 @@ def test_what_is_not_translated_makes_a_bound(name, bound, why, tmp_path):
     assert translation.bound == bound and [*translation.bounds] == ([why] if why else [])
 
 
+def test_buckets_of_gradients_are_not_known(tmp_path):
+    facts = toy("fast", tmp_path) | dict(syncs=[True])
+    assert translated(Step(facts)).bounds == {"buckets of DistributedDataParallel": AT_LEAST}
+
+
 def test_scores_of_attention_stay_in_its_kernel(tmp_path):
     """With dropout, a CPU stores them, and their masks."""
     facts = toy("safe_softmax", tmp_path)

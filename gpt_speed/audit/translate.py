@@ -53,13 +53,7 @@ class Translation:
 
 def translated(step: Step) -> Translation:
     """Returns the memory of the watched step on a GPU."""
-    translation = Translation(StepMemory(step))
-    if any(op.name == "convolution" for op in step.ops):
-        translation.bounds["workspaces of cuDNN"] = AT_LEAST
-    if step.facts["recurrent"]:
-        translation.bounds["kernels of cuDNN for recurrent networks"] = ABOUT
-    if step.is_compiled:
-        translation.bounds["compiled parts, which are counted uncompiled"] = ABOUT
+    translation = Translation(StepMemory(step), bounds=bounds_of(step))
     if step.device == "cpu":
         fuse_calls(translation)
         shrink_masks(translation)
@@ -68,6 +62,21 @@ def translated(step: Step) -> Translation:
     else:
         add_scratch(translation.memory)
     return translation
+
+
+def bounds_of(step: Step) -> dict[str, str]:
+    """Returns what isn't known of any step of this kind, with the bound that it makes."""
+    reasons = [
+        (
+            any(op.name == "convolution" for op in step.ops),
+            "workspaces of cuDNN",
+            AT_LEAST,
+        ),
+        (step.facts["recurrent"], "kernels of cuDNN for recurrent networks", ABOUT),
+        (step.facts["syncs"], "buckets of DistributedDataParallel", AT_LEAST),
+        (step.is_compiled, "compiled parts, which are counted uncompiled", ABOUT),
+    ]
+    return {what: bound for is_there, what, bound in reasons if is_there}
 
 
 # ---- Calls that a GPU computes in one kernel
