@@ -53,7 +53,8 @@ class Translation:
 
 def translated(step: Step) -> Translation:
     """Returns the memory of the watched step on a GPU."""
-    translation = Translation(StepMemory(step), bounds=bounds_of(step))
+    changes = {"a workspace for matmuls": None}
+    translation = Translation(StepMemory(step), changes, bounds_of(step))
     if step.device == "cpu":
         fuse_calls(translation)
         shrink_masks(translation)
