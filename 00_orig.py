@@ -4,10 +4,10 @@
 
 00_orig.py spells out model and training loop, 01_opt_single_gpu.py adds fifteen speed techniques,
 02_opt_multi_gpu_ddp.py trains on many GPUs. This is a benchmark, not a training recipe: that would
-also schedule the learning rate and clip gradients. Read data, model and training, and stop at
-"Plumbing", which protects a run rather than teaches; main() at the end ties all together. Name
-suffixes give tensor dimensions: B batch, T tokens of the context, C channels (the width), H heads,
-D channels of one head, V vocabulary.
+also schedule the learning rate, clip gradients, initialize weights as GPT-2 does and decay only
+matrices. Read from data to hardware, and stop at "Plumbing", which is there for robustness; main()
+at the end ties all together. Name suffixes give tensor dimensions: B batch, T tokens of the
+context, C channels (the width), H heads, D channels of one head, V vocabulary.
 """
 
 import argparse
@@ -34,7 +34,7 @@ HERE = Path(__file__).resolve().parent
 
 # ---- Settings ----------------------------------------------------------------------------------
 
-MODELS = {  # cpu-demo takes a minute on a CPU, where 01's fast attention can't have dropout
+MODELS = {  # cpu-demo takes a minute on a CPU, where fast attention has no dropout
     "gpt2": dict(layers=12, heads=12, width=768),
     "gpt2-medium": dict(layers=24, heads=16, width=1024),
     "gpt2-large": dict(layers=36, heads=20, width=1280),
@@ -136,7 +136,7 @@ def prepare_data(config: Config) -> None:
 
 
 def make_loader(windows: TokenWindows, config: Config) -> DataLoader:
-    """Returns an epoch's batches; train() seeds their order, so that all scripts see the same."""
+    """Returns the batches; train() seeds their order each epoch, the same in all scripts."""
     sampler = RandomSampler(windows, generator=torch.Generator())
     return DataLoader(windows, config.batch_size, sampler=sampler, drop_last=True)
 
@@ -231,7 +231,7 @@ class GPTModel(nn.Module):
 
 
 def prepare_model(model: GPTModel, config: Config) -> nn.Module:
-    """Moves `model` to the device, in place, and returns what a training step calls."""
+    """Moves `model` to the device, in place, and returns the model that training steps call."""
     device = config.device
     return model.to(device)
 
@@ -321,7 +321,7 @@ def evaluate(model: nn.Module, windows: TokenWindows, config: Config) -> float:
     first = Subset(windows, range(min(config.eval_windows, len(windows))))
     for x_BT, y_BT in DataLoader(first, min(8, config.batch_size)):
         logits_BTV = model(x_BT.to(config.device))
-        # Small batches and one window's loss at a time keep this below training's memory peak.
+        # Small batches and one window's loss at a time, so that training sets the memory's peak.
         for logits_TV, y_T in zip(logits_BTV, y_BT.to(config.device), strict=True):
             losses_T = F.cross_entropy(logits_TV.float(), y_T, reduction="none")
             loss_sum += losses_T.cpu().double().sum().item()  # mps has no float64
@@ -339,7 +339,7 @@ def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config) -> st
         next_B1 = logits_BTV[:, -1, : tokenizer.n_vocab].argmax(dim=-1, keepdim=True)  # one id each
         ids_BT = torch.cat([ids_BT, next_B1], dim=1)
     model.train()
-    return tokenizer.decode(ids_BT[0].tolist(), "backslashreplace")  # a character may be cut
+    return tokenizer.decode(ids_BT[0].tolist(), "backslashreplace")  # it may end inside a character
 
 
 def now(device: torch.device):
@@ -359,16 +359,18 @@ def seconds_between(times: list) -> list[float]:
     return [start.elapsed_time(end) / 1000 for start, end in zip(times, times[1:], strict=False)]
 
 
-# ---- Plumbing: hardware, record, settings, errors ----------------------------------------------
+# ---- Process and hardware ----------------------------------------------------------------------
 
 def set_up_process() -> None:
-    """Sets what holds for the whole process, before a library reads it."""
+    """Sets what holds for the whole process, before PyTorch first reads it."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
     sys.stdout.reconfigure(errors="replace")  # a sample may hold what a terminal can't show
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
     os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # PyTorch needs it
 
+
+# ---- Plumbing: memory, record, settings, errors ------------------------------------------------
 
 def memory_gb(device: torch.device) -> dict[str, float | None]:
     """Returns reserved GB (1024³ bytes), now and at the peak; on a CPU the peak resident set."""
@@ -383,7 +385,7 @@ def memory_gb(device: torch.device) -> dict[str, float | None]:
 
 
 class Run:
-    """Prints the log and writes the record, JSON lines of a benchmark's figures, not weights."""
+    """Prints the log and writes the record: one JSON object per line. No weights are saved."""
 
     file = None  # until start() opens it
 
@@ -437,7 +439,7 @@ class Run:
             self.file.close()
         except OSError as full:  # such as a full disk; an earlier error is printed already
             sys.exit(1 if error else f"error: {full}")
-        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # the second step is slow
+        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # two steps warm up
         if len(rates) >= 3:
             print(f"Median step tok/sec: {np.median(rates):.0f}")
 
@@ -449,15 +451,16 @@ def configure(argv: list[str] | None = None) -> Config:
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
     if "model" not in given and model == "cpu-demo":
         print("No NVIDIA GPU: training the small cpu-demo model (--model gpt2 for GPT-2 124M)")
-    if given.keys() & {"epochs", "max_steps"}:  # a limit of the user's replaces cpu-demo's own
+    if given.keys() & {"epochs", "max_steps"}:  # they lift cpu-demo's limit
         given.setdefault("max_tokens", None)
     return Config(**MODELS[model] | given | dict(model=model, device=device))
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Lists the options: settings whose defaults stand in Config."""
-    parser = argparse.ArgumentParser(description="Train GPT-2 on a book.", allow_abbrev=False,
-                                     usage="%(prog)s [options]", argument_default=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(usage="%(prog)s [options]", allow_abbrev=False,
+                                     argument_default=argparse.SUPPRESS, description="Train GPT-2"
+                                     " on a book. The model cpu-demo has some defaults of its own.")
 
     def add(flag: str, text: str, **how) -> None:
         if "default" not in text:
@@ -470,13 +473,13 @@ def make_parser() -> argparse.ArgumentParser:
     add("--model", "model size (default: gpt2 on CUDA, else cpu-demo)", choices=MODELS)
     add("--context-length", "tokens per window", type=count)
     add("--dropout", "share of activations zeroed in training", type=between(float, 0, 1))
-    add("--batch-size", "windows per step and process", type=count)
+    add("--batch-size", "windows per step", type=count)
     add("--learning-rate", "AdamW's learning rate", type=between(float, 0, 1e36))
     add("--weight-decay", "AdamW's weight decay", type=between(float, 0))
     add("--seed", "seed of the weights, dropout and batch order", type=between(int, 0, 2**63))
     add("--epochs", "epochs; training stops at the first limit reached", type=count)
     add("--max-steps", "steps; default: no limit", type=count)
-    add("--max-tokens", "tokens of all processes; default: no limit", type=count)
+    add("--max-tokens", "tokens; default: no limit, for cpu-demo 40,960", type=count)
     add("--target-loss", "stop at this validation loss; default: none", type=between(float, 0))
     add("--eval-freq", "steps between log lines; each epoch ends with another line", type=count)
     add("--eval-windows", "windows per split used to compute losses", type=count)
@@ -500,7 +503,7 @@ def between(kind: type, low: float, below: float = math.inf):
 def file_name(text: str) -> str:
     """Returns the name of a run, with which the name of its record begins."""
     if not text or Path(text).name != text or not text.isprintable():
-        raise argparse.ArgumentTypeError("a file's name begins with it")
+        raise argparse.ArgumentTypeError("no file name can begin with it")
     return text
 
 
@@ -521,10 +524,15 @@ class UserError(Exception):
 
 
 def interrupt(number, frame) -> None:
-    """Ends a run on Ctrl-C or SIGTERM; a second signal can't cut the end short."""
-    for either in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(either, signal.SIG_IGN)
+    """Ends a run on Ctrl-C or SIGTERM."""
+    ignore_signals()
     raise KeyboardInterrupt(number)
+
+
+def ignore_signals() -> None:
+    """Has no signal cut the end of a run short."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def first_line(error: BaseException) -> str:
@@ -536,7 +544,8 @@ def first_line(error: BaseException) -> str:
 
 
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
-    """Returns a status, a line and an exit code. Triton's "out of resource" isn't memory."""
+    """Returns a status, a line and an exit code. Triton's "out of resource" is the chip's own
+    memory, which no smaller batch helps."""
     text = first_line(error)
     signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
              "bad_alloc", "allocate memory", "create a memory")
@@ -563,6 +572,7 @@ def main() -> int:
         model = GPTModel(config)  # on the CPU, so that weights don't depend on the device
         train(model, data, config, run, now)
     except (Exception, KeyboardInterrupt) as error:
+        ignore_signals()
         status, message, code = explain(error, config)
         print(f"error: {message}", file=sys.stderr)
     if run.file is not None:  # else it failed before run.start()

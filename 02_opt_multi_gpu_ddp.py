@@ -4,10 +4,10 @@
 
 00_orig.py spells out model and training loop, 01_opt_single_gpu.py adds fifteen speed techniques,
 02_opt_multi_gpu_ddp.py trains on many GPUs. This is a benchmark, not a training recipe: that would
-also schedule the learning rate and clip gradients. Read data, model and training, and stop at
-"Plumbing", which protects a run rather than teaches; main() at the end ties all together. Name
-suffixes give tensor dimensions: B batch, T tokens of the context, C channels (the width), H heads,
-D channels of one head, V vocabulary.
+also schedule the learning rate, clip gradients, initialize weights as GPT-2 does and decay only
+matrices. Read from data to hardware, and stop at "Plumbing", which is there for robustness; main()
+at the end ties all together. Name suffixes give tensor dimensions: B batch, T tokens of the
+context, C channels (the width), H heads, D channels of one head, V vocabulary.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import platform
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections import namedtuple
@@ -40,7 +41,7 @@ HERE = Path(__file__).resolve().parent
 
 # ---- Settings ----------------------------------------------------------------------------------
 
-MODELS = {  # cpu-demo takes a minute on a CPU, where 01's fast attention can't have dropout
+MODELS = {  # cpu-demo takes a minute on a CPU, where fast attention has no dropout
     "gpt2": dict(layers=12, heads=12, width=768),
     "gpt2-medium": dict(layers=24, heads=16, width=1024),
     "gpt2-large": dict(layers=36, heads=20, width=1280),
@@ -58,13 +59,13 @@ class Config:
     layers: int = 12
     heads: int = 12
     width: int = 768
-    vocab_size: int = 50_304  # GPT-2's 50,257 and 47 unused ids: a multiple of 64 is faster
+    vocab_size: int = 50_304  # technique 9: 47 unused ids make it a multiple of 64, which is faster
     context_length: int = 1024
     dropout: float = 0.1
     dtype: str = "auto"
     dtype_reason: str = "by --dtype"
 
-    batch_size: int = 32
+    batch_size: int = 32  # technique 10
     learning_rate: float = 5e-4
     weight_decay: float = 0.1
     compile: bool = True
@@ -159,7 +160,7 @@ def make_loader(windows: TokenWindows, config: Config) -> DataLoader:
         print(f"One pass over the text has fewer than 8 steps: each epoch makes {passes}")
     windows = Subset(windows, [*range(len(windows))] * passes)  # train() shuffles them
     sampler = DistributedSampler(windows, shuffle=False, drop_last=True)
-    pin = config.device.type == "cuda"  # page-locked memory, which the GPU reads by itself
+    pin = config.device.type == "cuda"  # technique 4: page-locked memory, copied while it computes
     return DataLoader(windows, config.batch_size, sampler=sampler, drop_last=True, pin_memory=pin)
 
 
@@ -175,6 +176,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.heads, self.head_dim = config.heads, config.width // config.heads
+        # Technique 11: one matmul in place of three.
         self.query_key_value = nn.Linear(config.width, 3 * config.width, bias=False)
         self.out = nn.Linear(config.width, config.width)
         self.dropout = config.dropout
@@ -184,6 +186,7 @@ class MultiHeadAttention(nn.Module):
         q_BTC, k_BTC, v_BTC = self.query_key_value(x_BTC).chunk(3, dim=-1)
         q_BHTD, k_BHTD, v_BHTD = (t.view(B, T, self.heads, self.head_dim).transpose(1, 2)
                                   for t in (q_BTC, k_BTC, v_BTC))
+        # Technique 7: one kernel, which never stores the scores of all pairs of tokens.
         y_BHTD = F.scaled_dot_product_attention(
             q_BHTD, k_BHTD, v_BHTD, dropout_p=self.dropout if self.training else 0, is_causal=True
         )
@@ -193,7 +196,7 @@ class MultiHeadAttention(nn.Module):
 class TransformerBlock(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
-        self.norm1 = nn.LayerNorm(config.width)
+        self.norm1 = nn.LayerNorm(config.width)  # technique 6: a kernel each, also for the GELU
         self.attention = MultiHeadAttention(config)
         self.norm2 = nn.LayerNorm(config.width)
         self.feed_forward = nn.Sequential(
@@ -221,7 +224,7 @@ class GPTModel(nn.Module):
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
 
     def forward(self, ids_BT, targets_BT=None):
-        """Returns logits, or with targets the mean loss, so that one graph holds both of them."""
+        """Returns logits, or with targets the mean loss. Technique 13: torch.compile sees both."""
         positions_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
         x_BTC = self.token_embedding(ids_BT) + self.position_embedding(positions_T)
         x_BTC = self.blocks(self.dropout(x_BTC))
@@ -234,13 +237,13 @@ class GPTModel(nn.Module):
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """Computes the head and its cross entropy for M of the batch's N tokens at a time, so that all
-    logits never exist at once. The forward pass computes the gradients too, chunk by chunk."""
+    """Technique 14: computes the head and its cross entropy for M of the N tokens at a time, so
+    that all logits never exist at once, and in the same pass their gradients."""
 
     @staticmethod
     def forward(ctx, x_NC, weight_VC, targets_N):
         """Returns the sum of the losses."""
-        chunk = max(1024, math.ceil(len(targets_N) / 8))  # fewer tokens don't fill a GPU
+        chunk = max(1024, math.ceil(len(targets_N) / 8))  # smaller ones leave a GPU idle
         losses, x_gradients, sum_VC = [], [], None
         ids_V = torch.arange(len(weight_VC), dtype=torch.int32, device=x_NC.device)
         for x_MC, targets_M in zip(x_NC.split(chunk), targets_N.split(chunk), strict=True):
@@ -252,12 +255,13 @@ class ChunkedLoss(torch.autograd.Function):
             sum_M1 = exp_MV.sum(dim=-1, keepdim=True)
             losses.append((sum_M1.log() + max_M1 - logits_MV.gather(-1, targets_M1)).sum())
             # The gradient of the logits is their softmax, minus 1 at the target.
-            gradient_MV = (exp_MV / sum_M1 - (ids_V == targets_M1.int()).float()).to(x_MC.dtype)
+            one_hot_MV = (ids_V == targets_M1.int()).float()
+            gradient_MV = (exp_MV / sum_M1 - one_hot_MV).to(x_MC.dtype)
             x_gradients.append(gradient_MV @ weight_VC)
             part_VC = gradient_MV.T @ x_MC
             sum_VC = part_VC if sum_VC is None else sum_VC + part_VC
         ctx.save_for_backward(torch.cat(x_gradients), sum_VC)
-        return torch.stack(losses).sum()  # with += above, torch.compile kept all logits
+        return torch.stack(losses).sum()  # a running sum made torch.compile keep all logits
 
     @staticmethod
     def backward(ctx, gradient):
@@ -266,15 +270,15 @@ class ChunkedLoss(torch.autograd.Function):
 
 
 def prepare_model(model: GPTModel, config: Config) -> nn.Module:
-    """Moves `model` to the device, in place, and returns what a training step calls."""
-    torch.set_float32_matmul_precision("high")  # TF32 matmuls on tensor cores
+    """Moves `model` to the device, in place, and returns the model that training steps call."""
+    torch.set_float32_matmul_precision("high")  # technique 2: TF32, for weights in float32
     device = config.device
-    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # cuDNN's dropout is in sixteenths
+    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # cuDNN rounds dropout to sixteenths
     if config.dtype == "auto":
         dist.broadcast_object_list(answer := [*best_dtype(device)])  # rank 0's, if they differ
         config.dtype, config.dtype_reason = answer
     print(f"Training in {config.dtype}: {config.dtype_reason}")
-    model.to(device, getattr(torch, config.dtype))
+    model.to(device, getattr(torch, config.dtype))  # technique 5: AdamW's moments follow
     config.compile = config.compile and can_compile(model, config)
     if any(sum_over_ranks([not config.compile])) and config.compile:  # one would slow all down
         config.compile = False
@@ -298,7 +302,7 @@ def count_parameters(model: nn.Module, config: Config) -> dict[str, int]:
 
 def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=config.learning_rate,
-                             weight_decay=config.weight_decay, fused=True)
+                             weight_decay=config.weight_decay, fused=True)  # technique 3
 
 
 def compute_loss(model: nn.Module, x_BT: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
@@ -319,6 +323,8 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None
     loader = make_loader(data.train, config)
     total_steps = count_steps(config, len(loader))
     print(f"{len(loader)} steps per epoch, {total_steps} in all\n")
+    if config.compile:
+        hint_at_short_run(total_steps, config.device)
 
     for epoch in range(config.epochs):
         seeded = torch.Generator().manual_seed(config.seed + epoch)
@@ -375,7 +381,7 @@ def evaluate(model: nn.Module, windows: TokenWindows, config: Config) -> float:
     first = Subset(windows, range(config.rank, count, config.world_size))  # this rank's share
     for x_BT, y_BT in DataLoader(first, min(8, config.batch_size)):
         logits_BTV = model(x_BT.to(config.device))
-        # Small batches and one window's loss at a time keep this below training's memory peak.
+        # Small batches and one window's loss at a time, so that training sets the memory's peak.
         for logits_TV, y_T in zip(logits_BTV, y_BT.to(config.device), strict=True):
             losses_T = F.cross_entropy(logits_TV.float(), y_T, reduction="none")
             loss_sum += losses_T.cpu().double().sum().item()  # mps has no float64
@@ -393,7 +399,7 @@ def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config) -> st
         next_B1 = logits_BTV[:, -1, : tokenizer.n_vocab].argmax(dim=-1, keepdim=True)  # one id each
         ids_BT = torch.cat([ids_BT, next_B1], dim=1)
     model.train()
-    return tokenizer.decode(ids_BT[0].tolist(), "backslashreplace")  # a character may be cut
+    return tokenizer.decode(ids_BT[0].tolist(), "backslashreplace")  # it may end inside a character
 
 
 def now(device: torch.device):
@@ -413,28 +419,48 @@ def seconds_between(times: list) -> list[float]:
     return [start.elapsed_time(end) / 1000 for start, end in zip(times, times[1:], strict=False)]
 
 
-# ---- Plumbing: hardware, record, settings, errors ----------------------------------------------
+# ---- Process and hardware ----------------------------------------------------------------------
 
 def set_up_process(rank: int = 0) -> None:
-    """Sets what holds for the whole process, before a library reads it."""
+    """Sets what holds for the whole process, before PyTorch first reads it."""
     if rank != 0 or sys.stdout is None:  # one rank speaks for all
         sys.stdout = open(os.devnull, "w")
     sys.stdout.reconfigure(errors="replace")  # a sample may hold what a terminal can't show
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
+    keep_compiled_code()
     os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # PyTorch needs it
-    os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # quicker exp and tanh on a GPU
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages (Linux), before any tensor
+    os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # technique 8: quicker exp and tanh
+    # Technique 14: a later start finds ChunkedLoss compiled; its code is part of the cache's key.
+    os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE_ALLOW_CUSTOM_AUTOGRAD", "1")
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # technique 12: huge pages (Linux)
     if not torch.cuda.is_available() and platform.libc_ver()[0] == "glibc":
-        for parameter, value in ((-1, -1), (-4, 0)):  # M_TRIM_THRESHOLD: never; M_MMAP_MAX: none
-            ctypes.CDLL(None).mallopt(parameter, value)  # freed memory stays for the next step
+        # Technique 15: freed memory stays for the next step.
+        ctypes.CDLL(None).mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
+        ctypes.CDLL(None).mallopt(-4, 0)  # M_MMAP_MAX: no block is mapped apart
     if has_own_memory():
-        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # fewer gaps
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # technique 15
+
+
+def keep_compiled_code() -> None:
+    """Takes the user's cache folder for compiled code, which else lies in /tmp until a reboot. Each
+    machine has its own part, since code is made for its CPU. A folder of the user's choice stays,
+    and so does PyTorch's where there is no home, or where it can't be written."""
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+        return
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gpt-speed")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(2**20))  # fails where the disk is full
+    except (OSError, RuntimeError):  # RuntimeError: there is no home
+        return
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / platform.node())
 
 
 def has_own_memory() -> bool:
     """Returns whether there is an NVIDIA GPU, under Linux, with memory of its own; a GB10 uses the
-    host's. The driver is asked, since PyTorch tells only after its allocator has read settings."""
+    host's. The driver is asked: PyTorch tells when its allocator has read its settings."""
     shared = ctypes.c_int()
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -467,11 +493,11 @@ def can_compile(model: nn.Module, config: Config) -> bool:
     x = torch.ones(8, device=config.device, dtype=next(model.parameters()).dtype)
     try:
         torch._dynamo.config.suppress_errors = False  # else a failure would run uncompiled
-        with warnings.catch_warnings():  # a GPU without bfloat16 only warns
+        with warnings.catch_warnings():  # which PyTorch gives on a GPU without bfloat16
             warnings.filterwarnings("error", ".*does not support bfloat16")
             if torch.compile(lambda x: x + torch.compiler.is_compiling())(x)[0] == 2:
                 return True
-        reason = "it is switched off, as by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE"
+        reason = "it is switched off, maybe by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE"
     except Exception as error:
         lines = str(error).split("\n")
         reason = " ".join(lines[:2] + [line for line in lines[2:] if "error: " in line][:1])
@@ -479,9 +505,18 @@ def can_compile(model: nn.Module, config: Config) -> bool:
     return False
 
 
+def hint_at_short_run(steps: int, device: torch.device) -> None:
+    """Tells who watches in a terminal where compiling may not pay: below half of the steps after
+    which it did, with an empty cache, on two CPU cores and on an H100."""
+    pays_after = dict(cpu=50, cuda=680).get(device.type, 0)
+    if steps < pays_after / 2 and sys.stdout.isatty():
+        print(f"{steps} steps: the first time, compiling takes longer than it saves here;"
+              " to train without it: --no-compile\n")
+
+
 def attention_backend(model: nn.Module, config: Config) -> str | None:
     """Returns the attention kernel that PyTorch chooses; None if this version doesn't say. Prints
-    a line where that is the slow one, on a GPU."""
+    a line if it is the slow one, on a GPU."""
     choose = getattr(torch, "_fused_sdp_choice", None)
     shape = (1, config.context_length, config.heads, config.width // config.heads)
     q_BHTD = next(model.parameters()).new_empty(shape).transpose(1, 2).requires_grad_()
@@ -492,6 +527,8 @@ def attention_backend(model: nn.Module, config: Config) -> str | None:
               " try TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1")
     return kernel
 
+
+# ---- Plumbing: memory, record, settings, errors ------------------------------------------------
 
 def memory_gb(device: torch.device) -> dict[str, float | None]:
     """Returns reserved GB (1024³ bytes), now and at the peak; on a CPU the peak resident set."""
@@ -504,7 +541,7 @@ def memory_gb(device: torch.device) -> dict[str, float | None]:
 
 
 class Run:
-    """Prints the log and writes the record, JSON lines of a benchmark's figures, not weights."""
+    """Prints the log and writes the record: one JSON object per line. No weights are saved."""
 
     file = None  # until start() opens it
     memory = {}  # once an epoch has ended: that of the rank with the most
@@ -574,7 +611,7 @@ class Run:
             self.file.close()
         except OSError as full:  # such as a full disk; an earlier error is printed already
             sys.exit(1 if error else f"error: {full}")
-        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # the second step is slow
+        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # two steps warm up
         if len(rates) >= 3:
             print(f"Median step tok/sec: {np.median(rates):.0f}")
 
@@ -589,15 +626,16 @@ def configure(argv: list[str] | None = None) -> Config:
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
     if "model" not in given and model == "cpu-demo":
         print("No NVIDIA GPU: training the small cpu-demo model (--model gpt2 for GPT-2 124M)")
-    if given.keys() & {"epochs", "max_steps"}:  # a limit of the user's replaces cpu-demo's own
+    if given.keys() & {"epochs", "max_steps"}:  # they lift cpu-demo's limit
         given.setdefault("max_tokens", None)
     return Config(**MODELS[model] | given | dict(model=model, device=device))
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Lists the options: settings whose defaults stand in Config."""
-    parser = argparse.ArgumentParser(description="Train GPT-2 on a book.", allow_abbrev=False,
-                                     usage="%(prog)s [options]", argument_default=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(usage="%(prog)s [options]", allow_abbrev=False,
+                                     argument_default=argparse.SUPPRESS, description="Train GPT-2"
+                                     " on a book. The model cpu-demo has some defaults of its own.")
 
     def add(flag: str, text: str, **how) -> None:
         if "default" not in text:
@@ -644,7 +682,7 @@ def between(kind: type, low: float, below: float = math.inf):
 def file_name(text: str) -> str:
     """Returns the name of a run, with which the name of its record begins."""
     if not text or Path(text).name != text or not text.isprintable():
-        raise argparse.ArgumentTypeError("a file's name begins with it")
+        raise argparse.ArgumentTypeError("no file name can begin with it")
     return text
 
 
@@ -719,10 +757,15 @@ class UserError(Exception):
 
 
 def interrupt(number, frame) -> None:
-    """Ends a run on Ctrl-C or SIGTERM; a second signal can't cut the end short."""
-    for either in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(either, signal.SIG_IGN)
+    """Ends a run on Ctrl-C or SIGTERM."""
+    ignore_signals()
     raise KeyboardInterrupt(number)
+
+
+def ignore_signals() -> None:
+    """Has no signal cut the end of a run short."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def first_line(error: BaseException) -> str:
@@ -734,7 +777,8 @@ def first_line(error: BaseException) -> str:
 
 
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
-    """Returns a status, a line and an exit code. Triton's "out of resource" isn't memory."""
+    """Returns a status, a line and an exit code. Triton's "out of resource" is the chip's own
+    memory, which no smaller batch helps."""
     text = first_line(error)
     signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
              "bad_alloc", "allocate memory", "create a memory")
@@ -764,6 +808,7 @@ def main() -> int:
         train(model, data, config, run, now)
         dist.destroy_process_group()  # not after an error, where it would wait for other ranks
     except (Exception, KeyboardInterrupt) as error:
+        ignore_signals()
         status, message, code = explain(error, config)
         if rank == 0 or status not in ("interrupted", "diverged"):  # which end all ranks at once
             print(f"error: rank {rank}: {message}", file=sys.stderr)

@@ -40,6 +40,8 @@ def ask(
     besides, within so many seconds. Raises UserError."""
     words = shlex.join(map(relative, command))
     code, out, err = answer_of([python, *command], words, environment, seconds)
+    if code < 0:
+        raise UserError(f"{words} failed: {children.ending(code)}")
     if code:
         raise UserError(f"{words} failed: {error_line(err)}")
     return out

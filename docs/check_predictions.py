@@ -32,7 +32,7 @@ from bench.predict.reference import (  # noqa: E402
     scripts,
 )
 from bench.predict.store import Prediction  # noqa: E402
-from bench.report.pictures import OWN, picture_bytes, rows_of_panels  # noqa: E402
+from bench.report.pictures import MEMORY, OWN, picture_bytes, rows_of_panels  # noqa: E402
 from bench.report.prediction_tables import beside  # noqa: E402
 from gpt_speed.cards import CARDS  # noqa: E402
 from gpt_speed.speed import LEAST_BATCH, Work, is_compiled, is_inside, margin  # noqa: E402
@@ -296,7 +296,7 @@ def picture(rows: list[dict]):
     checks = chosen(rows, group="check")
     near = sum(abs(row["error"]) <= NEAR for row in checks)
     figure, [(_, axes)] = rows_of_panels(
-        [f"{near} of {len(checks)} predictions within 20 % (not used to tune or change the model)"],
+        [f"Speeds on which nothing was tuned: {near} of {len(checks)} are predicted within 20%"],
         [6.5],
         [1],
     )
@@ -311,18 +311,18 @@ def picture(rows: list[dict]):
     )
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:,.0f}")
-    axes.fill_between(ends, (1 - NEAR) * ends, (1 + NEAR) * ends, color="0.9", label="±20 %")
+    axes.fill_between(ends, (1 - NEAR) * ends, (1 + NEAR) * ends, color="0.9", label="±20%")
     axes.plot(ends, ends, color="0.5", linewidth=1)
-    for label, is_check, inside in (
-        ("used to tune or change the model", False, "white"),
-        ("check", True, OWN),
+    for label, is_check, colour, size in (
+        ("used to tune or change the model", False, MEMORY, 3),
+        ("check: nothing was tuned on it", True, OWN, 6),
     ):
         points = [
             (row["tok_per_sec"], row["predicted"])
             for row in rows
             if (row["group"] == "check") is is_check
         ]
-        axes.plot(*zip(*points, strict=True), "o", color=OWN, markerfacecolor=inside, label=label)
+        axes.plot(*zip(*points, strict=True), "o", color=colour, markersize=size, label=label)
     worst = {
         (row["source"], row["card"]): row
         for row in sorted(checks, key=lambda row: abs(row["error"]))

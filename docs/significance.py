@@ -1,12 +1,14 @@
 """How often a table holds a false claim, and how often it finds a true one, by simulation.
 
-    python docs/significance.py > docs/significance.md    # takes some minutes
+    python docs/significance.py    # writes significance.csv and .md beside it; takes some minutes
 
 The rule is that of bench/analysis/stats.py, here for many tables at once, as arrays;
 tests/test_significance.py shows that both come to the same. Shapes: T tables, R rows, N rounds,
 K runs of the baseline in a round, C comparisons.
 """
 
+import csv
+import io
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -38,21 +40,20 @@ NOISES = ("equal", "unequal", "noisy baseline", "heavy tails", "slow runs")
 GAINS = (1.05, 1.2, 2.0)  # that one row has
 MOST_FALSE, LEAST_COVERAGE = 5.5, 94.0  # in percent
 
+FALSE, TRUE = "false tables", "true intervals"  # of what the file has a column for each noise
+FILE = ROOT / "docs" / "significance.csv"
 PAIRED, POOLED, FEW_RUNS = "paired", "pooled", "pooled, 2 or 3 runs of the baseline"
 
 INTRODUCTION = f"""# How often a bold row is wrong
 
-Written by `python docs/significance.py`. [The rule](methodology.md#significance) compares rows in
-two forms: *paired* in small tables and for times to a loss, *pooled* in tables of speeds with at
-least {POOLED_ROWS} rows, {POOLED_ROUNDS} rounds, and {POOLED_BASELINE_RUNS} runs of the baseline.
+**If nothing differs, at most {MOST_FALSE}% of tables hold a bold row, and at least
+{LEAST_COVERAGE:.0f}% of the 95% intervals contain the truth**, whatever the noise. That is so for
+each form of [the rule](methodology.md#significance): *paired* in small tables and for times to a
+loss, *pooled* in tables of speeds with at least {POOLED_ROWS} rows, {POOLED_ROUNDS} rounds, and
+{POOLED_BASELINE_RUNS} runs of the baseline.
 
-A cell has two percentages: of the tables that hold a false claim although nothing differs, and of
-the 95% intervals that contain the truth. A form holds with at most {MOST_FALSE}% and at least
-{LEAST_COVERAGE:.0f}%. **Bold** is what the rule uses.
-
-Each cell is the worst of five layouts, with {TABLES:,} tables each: every row over the one above
-it, with one or two runs of the baseline in a round; every row over the baseline, with one, two, or
-three.
+`python docs/significance.py` simulated {TABLES:,} tables for each of five kinds of noise and five
+layouts:
 
 - **equal**: the noise of each run is {NOISE:.0%} of its speed (standard deviation).
 - **unequal**: each row has its own noise, between {NOISE:.0%} and {SPREAD * NOISE:.0%}.
@@ -60,8 +61,11 @@ three.
 - **heavy tails**: Student's t distribution with 3 degrees of freedom.
 - **slow runs**: one run in {1 / SLOW_SHARE:.0f} has {SLOW} of its speed.
 
-The last columns: how many tables, in percent, find the one row that gains, with equal noise, in the
-worst layout.
+The layouts: every row over the one above it, with one or two runs of the baseline in a round; every
+row over the baseline, with one, two, or three. The table has the worst of all. Its last columns say
+how many tables, in percent, find the one row that gains so much, with equal noise.
+[`significance.csv`](significance.csv) has each kind of noise, and the forms that the rule doesn't
+use.
 """
 
 
@@ -105,7 +109,7 @@ class Estimates(NamedTuple):
 
     @property
     def reach_TC(self) -> np.ndarray:
-        """Half of the 95 % interval."""
+        """Half of the 95% interval."""
         return self.error_TC * stdtrit(self.degrees_TC, 0.975)
 
     def claims_TC(self, level: float) -> np.ndarray:
@@ -231,45 +235,70 @@ class Line(NamedTuple):
         large = self.rows >= POOLED_ROWS and self.rounds >= POOLED_ROUNDS
         return self.form == (POOLED if large else PAIRED)
 
-    def marked(self, text: str) -> str:
-        return f"**{text}**" if self.used else text
+    def record(self) -> dict[str, str]:
+        """Returns the line as the file has it, in percent."""
+        record = dict(rows=str(self.rows), rounds=str(self.rounds), form=self.form)
+        record["used"] = "yes" if self.used else "no"
+        for noise in NOISES:
+            false, coverage = worst(self.form, self.rows, self.rounds, noise)
+            record |= {f"{noise}: {FALSE}": f"{false:.1f}", f"{noise}: {TRUE}": f"{coverage:.1f}"}
+        for gain in GAINS:
+            record[finds(gain)] = f"{self.power(gain):.0f}"
+        return record
 
-    def rates(self, noise: str) -> str:
-        false, coverage = worst(self.form, self.rows, self.rounds, noise)
-        return self.marked(f"{false:.1f}; {coverage:.1f}")
-
-    def power(self, gain: float) -> str:
-        least = min(
+    def power(self, gain: float) -> float:
+        return min(
             power(self.form, self.rows, self.rounds, gain, layout)
             for layout in layouts_of(self.form, self.rounds)
         )
-        return self.marked(f"{least:.0f}")
 
 
-def rates_column(noise: str) -> Column:
-    return Column(noise, lambda line: line.rates(noise))
+def finds(gain: float) -> str:
+    return f"finds +{gain - 1:.0%}"
 
 
-def power_column(gain: float) -> Column:
-    return Column(f"finds +{gain - 1:.0%}", lambda line: line.power(gain))
-
-
-def page() -> str:
-    lines = [
-        Line(form, rows, rounds)
+def records() -> list[dict[str, str]]:
+    """Returns all lines, of each size of a table in each form."""
+    return [
+        Line(form, rows, rounds).record()
         for rows in ROWS
         for rounds in ROUNDS
         for form in (PAIRED, FEW_RUNS, POOLED)
         if layouts_of(form, rounds)
     ]
+
+
+def as_csv(lines: list[dict[str, str]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, lines[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def page(lines: list[dict[str, str]]) -> str:
+    """Returns the page, with the lines that the rule uses."""
     columns = [
-        Column("rows × rounds", lambda line: line.marked(f"{line.rows} × {line.rounds}")),
-        Column("form", lambda line: line.marked(line.form), True),
-        *map(rates_column, NOISES),
-        *map(power_column, GAINS),
+        Column("rows × rounds", lambda line: f"{line['rows']} × {line['rounds']}"),
+        Column("form", lambda line: line["form"], True),
+        Column("false tables, %", lambda line: str(max(figures(line, FALSE)))),
+        Column("true intervals, %", lambda line: str(min(figures(line, TRUE)))),
+        *(Column(finds(gain), lambda line, gain=gain: line[finds(gain)]) for gain in GAINS),
     ]
-    return f"{INTRODUCTION}\n{markdown(Table(columns, lines))}"
+    used = [line for line in lines if line["used"] == "yes"]
+    return f"{INTRODUCTION}\n{markdown(Table(columns, used))}"
+
+
+def figures(line: dict[str, str], kind: str) -> list[float]:
+    """Returns what a line has of each kind of noise."""
+    return [float(line[f"{noise}: {kind}"]) for noise in NOISES]
+
+
+def main() -> None:
+    lines = records()
+    FILE.write_text(as_csv(lines), encoding="utf-8")
+    FILE.with_suffix(".md").write_text(page(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    main()

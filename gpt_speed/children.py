@@ -22,6 +22,7 @@ HOME = Path(__file__).resolve().parents[1]  # the folder that this package lies 
 
 # Seconds from SIGTERM to SIGKILL: torchrun gives its ranks 30, of which an audit may be one.
 GRACE = 20 if "TORCHELASTIC_RUN_ID" in os.environ else 40
+HELD_SECONDS = 5  # in which the output ends of a child that has ended, unless it is held open
 STDIN_SECONDS = 5  # in which a pipe at stdin is read
 MARKS = "GPT_SPEED_MARKS"  # the variable that holds marks: see run_child
 ENDING = {number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGHUP")}
@@ -122,7 +123,8 @@ def start_child(
 
 def output_of(child: subprocess.Popen, mark: str, timeout: float | None) -> tuple[str, str]:
     """Returns a child's stdout and stderr. Its descendants may hold both open after its end, as
-    ranks do when torchrun is killed: they are killed then. Raises subprocess.TimeoutExpired."""
+    ranks do when torchrun is killed: those that are found are killed then. Raises
+    subprocess.TimeoutExpired."""
     if timeout is None:
         timeout = math.inf
     end = time.monotonic() + timeout
@@ -132,9 +134,17 @@ def output_of(child: subprocess.Popen, mark: str, timeout: float | None) -> tupl
         except subprocess.TimeoutExpired:
             if child.poll() is not None and prctl:
                 kill_marked(mark)
-                return child.communicate(timeout=5)
+                return output_until_now(child)
             if time.monotonic() >= end:
                 raise
+
+
+def output_until_now(child: subprocess.Popen) -> tuple[str, str]:
+    """Returns stdout and stderr of a child that has ended, also where others hold them open."""
+    try:
+        return child.communicate(timeout=HELD_SECONDS)
+    except subprocess.TimeoutExpired as held:
+        return decoded(held.stdout), decoded(held.stderr)
 
 
 def decoded(output: bytes | str | None) -> str:

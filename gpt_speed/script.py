@@ -1,5 +1,6 @@
 """Runs somebody's script in this process, with hooks. Only the standard library is imported."""
 
+import ctypes
 import json
 import os
 import runpy
@@ -27,6 +28,7 @@ def run_script(command: list[str]) -> str:
     """Runs a script, or "-m" and a module, with its arguments, as Python itself would; returns how
     it failed: the type and the first line of what it raised, "" where it didn't."""
     first, *words = command
+    end_with_tool()
     try:
         if first == "-m":
             sys.path[0], sys.argv = os.getcwd(), words
@@ -42,6 +44,13 @@ def run_script(command: list[str]) -> str:
         traceback.print_exception(raised)
         return first_line(raised)
     return ""
+
+
+def end_with_tool() -> None:
+    """Lets Linux kill this process when the tool is killed, whatever the script does with the
+    SIGTERM that children.prepare_child() asks for."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def write_report(report: str, facts: dict) -> None:

@@ -231,8 +231,8 @@ def run_lines(
     outcome = Outcome(kind, error) if error else COMPLETE
     begin = child.begin_event(job, measured, ["python", f"{name}.py"], cache)
     events = [] if error else record_events(name, seed=job.seed, **record)
-    end = child.end_event(child.Ended(int(bool(error)), error or "", seconds), outcome)
-    return [begin, *events, end | dict(matmul_rate=matmul_rate)]
+    ended = child.Ended(int(bool(error)), error or "", seconds)
+    return [begin, *events, child.end_event(ended, outcome, matmul_rate)]
 
 
 def rounds_of(name: str, *speeds: float, **run) -> list[dict]:

@@ -748,7 +748,7 @@ def test_checks_come_first(rows):
 
 
 def test_the_range_by_all_other_programs():
-    """It holds 95 % of their checks, and none of the program's own."""
+    """It holds 95% of their checks, and none of the program's own."""
 
     def row(program: str, speed: float, group: str = "check", is_compiled: bool = True) -> dict:
         return dict(
@@ -781,6 +781,14 @@ def test_pages_have_the_tables(rows):
     times = reference.prediction_of("01", CHECK.GPT2).seconds(32, CARDS["H100"])
     for kind, spent in times.items():  # where a step of 01 goes
         assert not spent or f"| {kind} | {1000 * spent:.1f} |" in text_of("predictions"), kind
+
+
+@pytest.mark.parametrize(
+    ("card", "text"), [("RTX 4090", "106–129"), ("RTX 4070", "56"), ("RTX 3090", ""), ("T4", "")]
+)
+def test_what_others_measured(card, text):
+    """Of each program that resembles 01 the fastest; the RTX 3090's has assumed settings."""
+    assert prediction_tables.thousands_of_others(card) == text
 
 
 def test_rules_count_what_differs():

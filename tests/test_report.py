@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -39,8 +40,10 @@ from bench.report.machine_section import headline
 from bench.report.notes import full_notes, provenance
 from bench.report.pictures import place_of
 from bench.report.tables import full_table
-from bench.studies import all_studies
+from bench.studies import all_studies, time_to_loss
 from gpt_speed import children
+from gpt_speed.audit.checks import CANT_TELL, LACKS
+from gpt_speed.audit.render import techniques_table
 from gpt_speed.common import UserError
 from gpt_speed.machine import ram_gb
 from gpt_speed.tables import Table, markdown, num_col, text_col
@@ -124,7 +127,7 @@ def test_techniques(shown):
         "tok/sec": "104",
         "range": "103–106",
         "speedup": "1.03",
-        "95 %": "1.03–1.03",
+        "95%": "1.03–1.03",
         "speedup, A100": "2.00",
         "over the baseline": "1.03",
         "reserved GB": "1.25",
@@ -179,6 +182,40 @@ def test_a_column_holds_the_gains_of_its_machine():
     variant.gains.append(predicted)
     (cells,) = rows_of_text(markdown(technique_pages.variants_table([variant])))
     assert cells[1:] == ["*1.10*", "1.20", "*0.80*"]
+
+
+def test_a_variant_that_changes_nothing():
+    """It is predicted to, and no CPU says otherwise."""
+
+    def changes(*gains: Gain) -> bool:
+        return technique_pages.Variant("a", "a", list(gains)).changes_something
+
+    nothing = Gain("H100", 1.001, 0.999, source="predicted")
+    cpu = Gain("Xeon", 1.01, 1.0, device="cpu", significance="no significant change")
+    assert not changes(nothing) and not changes(nothing, cpu)
+    assert changes(nothing, replace(cpu, significance="slower"))
+    assert changes(replace(nothing, memory=0.99)) and changes(replace(nothing, source="measured"))
+    assert changes(cpu) and changes()
+
+
+def test_a_missing_cell_says_why():
+    unclear = technique_pages.Variant("a", "a", [], is_unclear=True)
+    predicted = technique_pages.Variant("b", "b", [Gain("H100", 1.1, 0.8, source="predicted")])
+    lines = rows_of_text(markdown(technique_pages.variants_table([unclear, predicted])))
+    assert [line[1:] for line in lines] == [["–", "unclear", "–"], ["*1.10*", "–", "*0.80*"]]
+
+
+def test_lines_of_a_diff(monkeypatch):
+    diff = "--- a/00.py\n+++ b/00.py\n@@ -1,3 +1,3 @@\n a\n-b\n+c\n+d\n \n"
+    monkeypatch.setattr(technique_pages, "diff_of", lambda patch: diff)
+    assert technique_pages.lines_changed(technique_pages.techniques()[0]) == "+2 −1"
+
+
+def test_the_title_of_times_to_a_loss():
+    """Where the best script isn't significantly faster it tells of 01."""
+    ((measured, rows),) = newest_in(REFERENCE / "nvidia-h200", "time-to-loss")
+    (target,) = measured.plan.targets.values()
+    assert time_to_loss.title_of(rows, target).startswith("01: 0.54 times as fast as 00\n")
 
 
 def test_what_was_measured(shown):
@@ -498,16 +535,14 @@ def test_the_pages_are_what_the_command_writes():
 # What of README stands in no log: names, settings, versions, and two things seen but not logged.
 NOT_MEASURED = [
     "GPT-2 124M",
-    "Context 1,024, dropout 0.1",
+    "1,024 tokens and dropout is 0.1",
     "batch 32 and dropout 0.1",
-    "Python 3.11+",
+    "GB means 1024³ bytes",
+    "(95%: )",
+    "Python 3.11 or newer",
     "PyTorch 2.13",
-    "[2.11](docs/troubleshooting.md#which-pytorch)",
-    "batch 4 fits 24 GB",
-    "measure techniques for 25 minutes",
-    "logits of 512 × 50,304",  # in an audit of nanoGPT
-    "set up .venv (5 GB)",  # no log
-    "takes 3 to 7 minutes on two CPU cores",  # no log
+    "The GPU figures used 2.11",
+    "It took 4 on two CPU cores",  # no log
 ]
 NUMBER = re.compile(  # with a unit, a fraction or thousands
     r"\d[\d.,–]*\s?(?:×|%|GB|tok/s|tokens|times|minutes|seconds|M\b)|\d+\.\d+|\d,\d{3}"
@@ -519,18 +554,24 @@ def readme_text() -> str:
 
 
 def test_no_figure_of_readme_is_typed():
-    """Code would show a marker, so the figures there are compared here."""
-    text = readme.FIGURE.sub("", readme.BLOCK.sub("", readme_text()))
-    text = " ".join(text.split())
-    h100 = claims.Claims(REFERENCE)
-    in_code = [
-        f"the default, 8, needs {h100.baseline.reserved_gb:.0f}",
-        f"batch 32 needs {h100.steps.script_gb['01']:.1f} GB",
-    ]
-    for words in [*NOT_MEASURED, *in_code]:
+    """Code shows commands and what they printed, as does the audit's table."""
+    text = re.sub(r"```.*?```|^\|.*?$", "", readme_text(), flags=re.DOTALL | re.MULTILINE)
+    text = " ".join(readme.FIGURE.sub("", readme.BLOCK.sub("", text)).split())
+    for words in NOT_MEASURED:
         assert text.count(words) == 1, words
         text = text.replace(words, "")
     assert NUMBER.findall(text) == []
+
+
+def test_the_audit_in_readme_is_as_an_audit_prints_it():
+    names = {str(k): patch.fields["Technique"] for k, patch in enumerate(stack.load(), 1)}
+    keys = "number technique state share upper_bound expected evidence needs where"
+    header = techniques_table([dict.fromkeys(keys.split(), 0)]).splitlines()[0]
+    assert readme_text().count(header) == 1
+    rows = rows_of_text(header + readme_text().partition(header)[2].partition("\n\n")[0])
+    for numbers, technique, state, *_ in rows:
+        assert technique == ", ".join(names[number] for number in numbers.split(", "))
+        assert state in (LACKS, CANT_TELL)
 
 
 def test_every_figure_stands_in_readme():
@@ -562,7 +603,7 @@ README_BLOCKS = "hardware", "contributions", "speedup-picture"
 def generated() -> dict[str, str]:
     """All that is generated of README, by name."""
     blocks = {name: readme.block_text(name, readme.SHOWN) for name in README_BLOCKS}
-    known = claims.Claims(readme.REFERENCE)
+    known = readme.ReadmeClaims(readme.REFERENCE)
     return blocks | {name: readme.figure_text(name, known) for name in readme.FIGURES}
 
 
@@ -571,7 +612,7 @@ def generated() -> dict[str, str]:
     [
         ("autocast", "nvidia-h100/variants", "variant-precision-autocast"),
         ("h100-technique-8", "nvidia-h100/ladder", "08-torch-compile"),
-        ("cuda-graphs", "nvidia-h100/steps", None),
+        ("over-nanogpt", "nvidia-h100/steps", None),
         ("seconds-01", "nvidia-h200/time-to-loss", None),
     ],
 )
@@ -623,23 +664,26 @@ def test_readme_stays_as_it_is_with_the_same_logs(reference):
         (
             "nvidia-h100/ladder",
             "14-chunked-head",
-            "hardware contributions speedup-picture h100-optimized h100-mfu h100-speedup"
-            " h100-after-8",
+            "hardware contributions speedup-picture h100-optimized h100-optimized-thousands"
+            " h100-mfu h100-speedup h100-speedup-interval h100-after-8 h100-11-to-15",
         ),
         (
             "nvidia-h100/ladder",
             "08-torch-compile",
-            "contributions h100-technique-8 h100-after-8 h100-9-and-10",
+            "contributions h100-technique-8 h100-after-8",
         ),
-        ("nvidia-h100/variants", "variant-precision-autocast", "autocast"),
-        ("nvidia-h100/variants", "variant-head-liger", "liger-and-muon"),
+        (
+            "nvidia-h100/variants",
+            "variant-precision-autocast",
+            "autocast autocast-over-nanogpt",
+        ),
         ("nvidia-h200/stages", "01_opt_single_gpu", "hardware"),
         (
             "nvidia-h200/time-to-loss",
             "00_orig-batch-2-rate-0.0005",
             "seconds-00 seconds-00-compiling",
         ),
-        ("amd-epyc-avx2-2-cores/ladder", "00_orig", "cpu-speedups"),
+        ("amd-epyc-avx2-2-cores/ladder", "00_orig", "avx2-speedup"),
     ],
 )
 def test_a_changed_journal_changes_readme(reference, journal, run, changed):
@@ -690,7 +734,8 @@ def test_changed_single_steps_change_readme(reference):
     before = generated()
     path.write_text(json.dumps(records))
     after = generated()
-    assert {name for name in before if after[name] != before[name]} == {"over-nanogpt"}
+    changed = {name for name in before if after[name] != before[name]}
+    assert changed == {"over-nanogpt", "autocast-over-nanogpt", "speedup-picture"}
     assert float(after["over-nanogpt"]) == pytest.approx(
         2 * float(before["over-nanogpt"]), abs=0.02
     )
@@ -703,7 +748,10 @@ def test_a_changed_prediction_changes_readme(reference):
     before = generated()
     path.write_text(json.dumps(stored))
     after = generated()
-    assert {name for name in before if after[name] != before[name]} == {"hardware"}
+    assert {name for name in before if after[name] != before[name]} == {
+        "hardware",
+        "bench-minutes",
+    }
 
 
 @pytest.mark.parametrize(
@@ -748,6 +796,14 @@ def test_the_xeons_typed_range_is_that_of_the_logs():
     assert f"gained {low}× to {high}× in {count} measurements" in unwrapped(methodology)
 
 
+def test_totals_are_of_every_measurement_of_one_model(tmp_path):
+    text = (REFERENCE / "amd-epyc-2-cores" / "stages.jsonl").read_text(encoding="utf-8")
+    model = '"model": "cpu-demo"'
+    for journal, count in ((text, 2), (text.replace(model, '"model": "gpt2"', 1), 1)):
+        (tmp_path / "stages.jsonl").write_text(journal, encoding="utf-8")
+        assert len(totals_in(tmp_path)) == count
+
+
 def test_the_xeons_typed_count_of_variants_is_that_of_the_logs():
     (rows,) = (rows for one, rows in newest_in(REFERENCE / XEON, "variants") if not one.kind)
     slower = sum(row.significance == "slower" for row in rows)
@@ -766,21 +822,24 @@ def speedup_to_loss(machine: str, label: str) -> str:
     return speedup
 
 
-def last_cell(text: str, machine: str, script: str) -> str:
-    """Of the first row for this script from the first row for this machine on."""
-    _, _, rows = text.partition(f"\n| [{machine}]")
-    line = next(line for line in rows.splitlines() if f"| {script}" in line)
-    return line.split("|")[-2].strip()
-
-
 def test_the_typed_times_to_a_loss_are_those_of_the_logs():
-    """The two that lie so near to the next figure that rounding twice gives another one."""
+    """The one that lies so near to the next figure that rounding twice gives another one."""
     text = (ROOT / "docs/time-to-loss.md").read_text(encoding="utf-8")
     h200 = speedup_to_loss("nvidia-h200", "01, batch 8")
     assert f"reaches `00`'s loss {h200} as fast on an H200" in text
-    assert last_cell(text, "H200", "`01`, batch 8").startswith(f"{h200} (")
-    epyc = speedup_to_loss("amd-epyc-2-cores", "optimizer-muon+compile-blocks, batch 2")
-    assert last_cell(text, "EPYC", "Muon, regional compilation") == epyc
+
+
+def test_a_table_of_times_to_a_loss():
+    """It has the scripts at their best settings, in words; "0.54", but no "1.26", and of 00, which
+    all are compared to, no speedup."""
+    rows = rows_of_text(readme.block_text("to-loss-epoch", REFERENCE / "nvidia-h200"))
+    first, second, muon, _ = rows
+    assert first == ["00, batch 2, learning rate 0.0005", "30,479", "14.5", "", ""]
+    assert second[-2:] == ["**0.54×** (0.45–0.64)", "**7.4×** (6.5–8.6)"]
+    assert muon[0] == "Muon, regional compilation, batch 4, learning rate 0.001"
+    assert muon[-2:] == ["1.3× (1.0–1.6)", "**7.8×** (6.3–9.6)"]
+    rows = rows_of_text(readme.block_text("to-loss", REFERENCE / XEON))
+    assert rows[1][2:4] == ["15.0", "8.0"]  # cold and warm
 
 
 def anchors(path: Path) -> set[str]:
@@ -838,14 +897,17 @@ def test_a_variant_without_a_purpose_is_named():
 
 def test_write_readme(tmp_path, monkeypatch):
     path = tmp_path / "README.md"
-    for name, value in dict(PAGES=[path], SHOWN=tmp_path, PICTURE=tmp_path / "a.png").items():
+    pictures = dict(PICTURES=tmp_path, CURVES=tmp_path / "curves.png")
+    for name, value in dict(PAGES=[path], SHOWN=tmp_path, **pictures).items():
         monkeypatch.setattr(readme, name, value)
     path.write_text(marker("technique-index"))
     write_ladder(tmp_path, "00_orig")
     assert readme.write_readme(all_studies())
     assert not readme.write_readme(all_studies())
     assert len(rows_of_text(path.read_text(encoding="utf-8"))) == len(stack.load())
-    assert (tmp_path / "a.png").stat().st_size > 10_000
+    pictures = [tmp_path / name for name in (*waterfall.README_PICTURES, "curves.png")]
+    assert all(picture.stat().st_size > 10_000 for picture in pictures)
+    assert len({picture.read_bytes() for picture in pictures}) == 3
 
 
 # ---- plot_results.py ---------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """bench/analysis/rows.py: medians, factors and significance, from made-up records."""
 
 import math
+from dataclasses import replace
 from statistics import geometric_mean
 
 import pytest
@@ -10,7 +11,7 @@ from scipy.stats import ttest_rel
 from bench.analysis.gains import is_of_variant
 from bench.analysis.rows import Goal, printed, rows_of
 from bench.measure.journal import read_journal
-from bench.report.notes import rounds_note
+from bench.report.notes import rounds_note, seeds_note
 from bench.studies.time_to_loss import time_columns
 
 
@@ -230,6 +231,28 @@ def test_the_rounds_that_all_rows_have_are_counted(tmp_path):
     path = write_journal(tmp_path, "a", plan, [*runs, dict(name="d", error="it broke")])
     (measured,) = read_journal(path)
     assert rounds_note(measured, rows_of(measured)).startswith("2 rounds (some rows 4")
+
+
+def test_a_note_tells_the_rounds_of_what_others_are_compared_to(tmp_path):
+    """Where a run of that failed, factors rest on fewer rounds than the rows have."""
+    plan, runs = of_one_base(*"abc", rounds=4), noisy(100, 200, 300)
+    runs = [run for run in runs if run["name"] != "a" or run["round"] == 1]
+    runs.append(dict(name="a", round=2, error="it broke"))
+    (measured,) = read_journal(write_journal(tmp_path, "a", plan, runs))
+    assert rounds_note(measured, rows_of(measured)) == (
+        "4 rounds (1 of `a`, to which others are compared)"
+    )
+
+
+def test_a_note_tells_the_seeds_that_are_there(tmp_path):
+    """Without that of a damaged round."""
+    plan, runs = replace(of_one_base(*"ab", rounds=3), new_seeds=True), noisy(100, 200)
+    runs = [run | dict(seed=plan.seed_of(run["round"])) for run in runs]
+    for rounds, says in ((1, 3), "seeds 123 and 125"), ((1, 2, 3), "seeds 123 to 125"):
+        folder = tmp_path / str(len(rounds))
+        own = [run for run in runs if run["round"] in rounds]
+        (measured,) = read_journal(write_journal(folder, "a", plan, own))
+        assert seeds_note(measured, rows_of(measured)) == says
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -131,6 +132,19 @@ def test_the_order_of_the_runs(monkeypatch, place):
     place.path.write_text("".join(lines[: starts[-3]]))
     assert place.run(plan, rounds=4, resume=REQUIRED) == ran[-3:]
     assert [name for name, *_ in place.run(sizes(place, "abcdef"), rounds=2)] == [*"abcdef"] * 2
+
+
+def test_what_a_study_takes_is_written_with_the_journals_line(place):
+    """Not before the seconds in which the matmul rate is measured: a SIGKILL then would leave the
+    files of one run and the journal of another."""
+    asked = []
+
+    class Taking(Toy):
+        def collect(self, setup, folder):
+            asked.extend(place.children.asked)
+
+    place.run(Taking(place.plan("a")))
+    assert "matmul_rate" in asked
 
 
 def test_rounds(place, plan, capsys):
@@ -942,6 +956,29 @@ def test_a_child_does_not_outlive_the_tool(tmp_path):
         os.kill(int(pid.read_text()), 0)
 
 
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a process of its parent's end"
+)
+def test_a_script_that_ignores_sigterm_does_not_outlive_a_killed_tool(tmp_path):
+    """As one that wants to write a checkpoint first."""
+    (tmp_path / "rank.py").write_text(RANK)
+    runs = "from gpt_speed import script; script.run_script(['rank.py'])"
+    tool = "import sys; from gpt_speed import children; "
+    tool += f"children.run_child([sys.executable, '-c', {runs!r}])"
+    variables, pid = environment(PYTHONPATH=str(ROOT)), tmp_path / "rank"
+    with subprocess.Popen([sys.executable, "-c", tool], cwd=tmp_path, env=variables) as process:
+        wait_until(lambda: pid.exists() and pid.read_text())
+        process.kill()
+    wait_until(lambda: not is_running(int(pid.read_text())))
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 def test_a_signal_while_a_child_starts(monkeypatch):
     """It comes when Popen has started it, but hasn't returned yet. The child gets its own."""
     start, started = subprocess.Popen, []
@@ -1012,10 +1049,29 @@ def test_a_rank_does_not_outlive_its_launcher(tmp_path, monkeypatch, does, linux
     assert not is_running(int((tmp_path / "rank").read_text()))
 
 
+def test_a_child_has_ended_though_its_output_is_held_open(monkeypatch):
+    """By a process that isn't found, as its environment is another one."""
+    monkeypatch.setattr(children, "HELD_SECONDS", 0.2)
+    program = (
+        "import subprocess; holder = subprocess.Popen(['sleep', '300'], env={},"
+        " start_new_session=True); print(holder.pid)"
+    )
+    code, out, _ = children.run_child([sys.executable, "-c", program], timeout=60)
+    os.kill(int(out), signal.SIGKILL)
+    assert code == 0
+
+
 def test_a_question_has_a_time_limit():
     """A GPU that is stuck answers none."""
     with pytest.raises(UserError, match="time.sleep.* gave no answer within 0.5 s$"):
         processes.ask(["-c", "import time; time.sleep(300)"], seconds=0.5)
+
+
+def test_a_question_that_a_signal_ended_says_so():
+    """Also where something was written before that."""
+    program = "import os, sys; print('a warning', file=sys.stderr, flush=True); os.abort()"
+    with pytest.raises(UserError, match="failed: ended by signal 6$"):
+        processes.ask(["-c", program])
 
 
 def test_git_has_a_time_limit(tmp_path, monkeypatch):

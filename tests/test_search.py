@@ -260,7 +260,7 @@ def test_times_to_two_targets(tmp_path):
         "seconds": "18.2",
         "range": "18.2–18.2",
         "× to the loss": "4.49",
-        "95 %": "",
+        "95%": "",
         "first step, extra s": "8.0",
         "× not counting compiling": "8.00",
         "compared to": "00",

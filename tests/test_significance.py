@@ -1,42 +1,44 @@
 """docs/significance.py and the page that it wrote: how often the rule of significance is wrong."""
 
+import csv
+
 import pytest
 from conftest import ROOT, load
 
 from bench.analysis.stats import POOLED_BASELINE_RUNS, POOLED_ROUNDS, POOLED_ROWS, Family
 
 PROGRAM = load(ROOT / "docs" / "significance.py")
-HEAD, _, *LINES = [
-    [cell.strip() for cell in line.strip("|").split("|")]
-    for line in (ROOT / "docs" / "significance.md").read_text().splitlines()
-    if line.startswith("|")
-]
-CELLS = {
-    (line[0].strip("*"), line[1].strip("*"), noise): text.strip("*")
-    for line in LINES
-    for noise, text in zip(HEAD[2:], line[2:], strict=True)
-}
+LINES = list(csv.DictReader(PROGRAM.FILE.read_text().splitlines()))
 
 
-def test_the_page_has_every_size():
-    sizes = {f"{rows} × {rounds}" for rows in (3, 4, 6, 8, 16, 32) for rounds in range(2, 7)}
-    assert {size for size, form, _ in CELLS if form == PROGRAM.PAIRED} == sizes
-    assert {size for size, form, _ in CELLS if form == PROGRAM.POOLED} == sizes
+def of_size(line: dict[str, str]) -> tuple[int, int]:
+    return int(line["rows"]), int(line["rounds"])
 
 
-@pytest.mark.parametrize("line", LINES, ids=lambda line: " ".join(line[:2]))
+def test_the_file_has_every_size():
+    sizes = {(rows, rounds) for rows in PROGRAM.ROWS for rounds in PROGRAM.ROUNDS}
+    for form in (PROGRAM.PAIRED, PROGRAM.POOLED):
+        assert {of_size(line) for line in LINES if line["form"] == form} == sizes
+
+
+def test_the_page_is_made_of_the_file():
+    assert PROGRAM.FILE.with_suffix(".md").read_text() == PROGRAM.page(LINES)
+    assert PROGRAM.FILE.read_text() == PROGRAM.as_csv(LINES)
+
+
+@pytest.mark.parametrize(
+    "line", LINES, ids=lambda line: f"{line['rows']} {line['rounds']} {line['form']}"
+)
 def test_what_the_rule_uses_holds(line):
-    """In bold is what it uses; at most 5.5 % of its tables are false, at least 94 % of its
-    intervals hold the truth. So does the paired form at every size."""
-    size, form = line[:2]
-    used = size.startswith("**")
-    rows, rounds = map(int, size.strip("*").split(" × "))
+    """At most 5.5 % of its tables are false, at least 94 % of its intervals hold the truth. So does
+    the paired form at every size."""
+    rows, rounds = of_size(line)
     large = rows >= POOLED_ROWS and rounds >= POOLED_ROUNDS
-    assert used == (form.strip("*") == (PROGRAM.POOLED if large else PROGRAM.PAIRED))
-    if used or form == PROGRAM.PAIRED:
-        for cell in line[2:7]:
-            false, coverage = map(float, cell.strip("*").split("; "))
-            assert false <= PROGRAM.MOST_FALSE and coverage >= PROGRAM.LEAST_COVERAGE
+    used = line["form"] == (PROGRAM.POOLED if large else PROGRAM.PAIRED)
+    assert line["used"] == ("yes" if used else "no")
+    if used or line["form"] == PROGRAM.PAIRED:
+        assert max(PROGRAM.figures(line, PROGRAM.FALSE)) <= PROGRAM.MOST_FALSE
+        assert min(PROGRAM.figures(line, PROGRAM.TRUE)) >= PROGRAM.LEAST_COVERAGE
 
 
 @pytest.mark.parametrize(
@@ -51,8 +53,9 @@ def test_what_the_rule_uses_holds(line):
     ],
 )
 def test_six_cells_again(form, rows, rounds, noise):
-    """The page has what the program computes today, within what the random numbers may change."""
-    stored = map(float, CELLS[f"{rows} × {rounds}", form, noise].split("; "))
+    """The file has what the program computes today, within what the random numbers may change."""
+    (line,) = (one for one in LINES if of_size(one) == (rows, rounds) and one["form"] == form)
+    stored = [float(line[f"{noise}: {kind}"]) for kind in (PROGRAM.FALSE, PROGRAM.TRUE)]
     assert PROGRAM.worst(form, rows, rounds, noise) == pytest.approx(tuple(stored), abs=0.7)
 
 

@@ -679,9 +679,9 @@ def test_scaling(tmp_path):
     ((measured, rows),) = newest_in(tmp_path, "scaling")
     cells = cells_of(text_of(STUDIES["scaling"], measured))
     low, high = (factor / 2 for factor in rows[2].interval)
-    assert cells["02, 2 processes"]["95 %"] == f"{low:.0%}–{high:.0%}" and low < 0.826 < high
+    assert cells["02, 2 processes"]["95%"] == f"{low:.0%}–{high:.0%}" and low < 0.826 < high
     assert "for 4 A100s: 74%" in text_of(STUDIES["scaling"], measured)
-    assert cells["02, 2 processes"]["efficiency"] == "82.6%" and cells["01"]["95 %"] == ""
+    assert cells["02, 2 processes"]["efficiency"] == "82.6%" and cells["01"]["95%"] == ""
 
 
 def test_no_efficiency_without_01(tmp_path):

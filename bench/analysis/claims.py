@@ -22,7 +22,7 @@ SMALL_GAIN = 1.015
 ALLOCATOR = 15
 WITH_FAST_MATH = "fast math, expandable segments"
 BEFORE_ALLOCATOR = "01 without fast math and expandable segments"
-CUDA_GRAPHS = "--batch-size 4, reduce-overhead"
+PUBLISHED = "published 01"
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,18 @@ class Steps:
         return mean_ratio(self.speeds(name), self.speeds(over))
 
     @property
-    def speedups(self) -> dict[str, float | None]:
-        """How many times as fast as 01 each change made it."""
-        names = {record["name"] for record in self.records if "name" in record}
-        return {name: self.speedup(name) for name in names}
-
-    @property
     def over_nanogpt(self) -> float | None:
         return self.speedup("01", over="nanoGPT")
 
     @property
-    def cuda_graphs(self) -> float | None:
-        """What CUDA graphs gain where steps are small."""
-        return self.speedup(CUDA_GRAPHS, over="--batch-size 4")
+    def nanogpt(self) -> float | None:
+        """How many times as fast as 01 nanoGPT's step was."""
+        return self.speedup("nanoGPT")
+
+    @property
+    def over_published(self) -> float | None:
+        """How many times as fast as the published optimized script's step 01's was."""
+        return self.speedup("01", over=PUBLISHED)
 
     @property
     def step_gb(self) -> dict[str, float]:
@@ -134,12 +133,36 @@ class Claims:
         return self.ladder[8]
 
     @property
+    def after_10(self) -> Row:
+        """The script with all published techniques."""
+        return self.ladder[10]
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """That of how many times as fast as the baseline the optimized script is."""
+        return self.optimized.speedup_over(self.baseline).interval
+
+    @property
     def factor_after_8(self) -> float | None:
         return self.optimized.speedup_over(self.after_8).factor
 
     @property
-    def factor_of_9_and_10(self) -> float | None:
-        return self.ladder[10].speedup_over(self.after_8).factor
+    def gains_after_10(self) -> list[float]:
+        """What techniques 11 to 15 gain in percent: over the published optimized script's step, and
+        in the ladder."""
+        factors = [self.steps.over_published, self.optimized.speedup_over(self.after_10).factor]
+        return [100 * (factor - 1) for factor in known_values(factors)]
+
+    @property
+    def nanogpt_speedup(self) -> float | None:
+        """How many times as fast as the baseline nanoGPT is: a ratio of another day, times the
+        ladder's."""
+        return product(self.optimized.factor_baseline, self.steps.nanogpt)
+
+    @property
+    def autocast_over_nanogpt(self) -> float | None:
+        """How many times as fast as nanoGPT 01 is with float32 weights, by ratios of two days."""
+        return product(self.variants["precision-autocast"].factor, self.steps.over_nanogpt)
 
     @property
     def technique_count(self) -> int:
@@ -149,10 +172,6 @@ class Claims:
     def variants(self) -> dict[str, Row]:
         """The H100's variants of 01, by their labels."""
         return {row.label: row for row in rows_in(self.h100, "variants")}
-
-    @property
-    def liger_and_muon(self) -> list[float | None]:
-        return [self.variants[name].factor for name in ("head-liger", "optimizer-muon")]
 
     @cached_property
     def steps(self) -> Steps:
@@ -198,9 +217,10 @@ class Claims:
         return [row.record.config["parameters"] for row in self.cpus if row.record]
 
     @property
-    def cpu_speedups(self) -> list[float]:
-        """How many times as fast as 00 it was in each measurement."""
-        return [total for row in self.cpus for total in totals_in(row.measured.folder)]
+    def cpu_speedups(self) -> dict[str, list[float]]:
+        """How many times as fast as 00 it was in each measurement, by the machine's folder."""
+        folders = [row.measured.folder for row in self.cpus]
+        return {folder.name: totals_in(folder) for folder in folders}
 
     def contributions(self) -> list[Contribution]:
         """Returns what each technique contributes on the H100, the most first; techniques that gain
@@ -224,6 +244,13 @@ class Claims:
             self.steps.script_gb["01"] / self.steps.script_gb[BEFORE_ALLOCATOR],
             at_most=True,
         )
+
+
+def product(one: float | None, other: float | None) -> float | None:
+    """Returns None where one of them isn't known."""
+    if one is None or other is None:
+        return None
+    return one * other
 
 
 def contributions_of(ladder: Iterable[Row]) -> Iterator[Contribution]:

@@ -105,11 +105,22 @@ def is_of_one_step(row: Row) -> bool:
 def variant_rows() -> list[Row]:
     """Returns what variants gained on each machine, but no row that has a wide interval and isn't
     significant."""
+    return [row for row in rows_of_variants() if is_certain(row)]
+
+
+def unclear_variants() -> set[tuple[str, str]]:
+    """Returns the (script, label) of each variant that was measured, but isn't among
+    variant_rows."""
+    return {(str(row.run.script), row.label) for row in rows_of_variants() if not is_certain(row)}
+
+
+def rows_of_variants() -> list[Row]:
+    """Returns the rows of variants on each machine that have a speedup."""
     return [
         row
         for folder in machines()
         for row in every_row_in(folder, "variants")
-        if is_comparable(row) and is_of_variant(row) and is_certain(row)
+        if is_comparable(row) and is_of_variant(row)
     ]
 
 

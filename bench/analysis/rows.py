@@ -505,7 +505,7 @@ class Comparison:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The factor's 95 % confidence interval."""
+        """The factor's 95% confidence interval."""
         if not self.estimate:
             return None
         return self.estimate.interval

@@ -43,7 +43,7 @@ class Estimate(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The factor's 95 % confidence interval."""
+        """The factor's 95% confidence interval."""
         from scipy.special import stdtrit  # here, since most commands don't need it
 
         reach = self.error * float(stdtrit(self.degrees, 0.975))

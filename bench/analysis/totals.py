@@ -1,11 +1,13 @@
 """How many times as fast as 00 the optimized program is: both ends of what was measured."""
 
+from operator import attrgetter
 from pathlib import Path
 
-from bench.analysis.folders import machines, rows_in, sessions_in
-from bench.analysis.rows import Row
+from bench.analysis.folders import machines, rows_in
+from bench.analysis.rows import Row, rows_of
 from bench.catalogue import last_published_technique
 from bench.common import has_option
+from bench.measure.journal import Measurement, read_journal
 
 
 def is_plain(row: Row) -> bool:
@@ -62,13 +64,26 @@ def optimized_in(reference: Path) -> list[Row]:
 
 
 def totals_in(results: Path) -> list[float]:
-    """Returns how many times as fast as 00 01 was in each measurement of a folder that has both."""
-    totals = [
-        total_of(rows)
+    """Returns how many times as fast as 00 01 was in each measurement of a folder that has both,
+    not only in the newest: of the model that was measured last."""
+    measurements = [
+        measured
         for study in ("ladder", "stages", "time-to-loss")
-        for _, rows in sessions_in(results, study)
+        for path in sorted(results.glob(f"{study}*.jsonl"))
+        for measured in read_journal(path)
+    ]
+    if not measurements:
+        return []
+    models = models_of(max(measurements, key=attrgetter("time")))
+    totals = [
+        total_of(rows_of(measured)) for measured in measurements if models_of(measured) == models
     ]
     return [total for total in totals if total]
+
+
+def models_of(measured: Measurement) -> set[str]:
+    """Returns which models a measurement trained."""
+    return {result.record.config["model"] for result in measured.results if result.record}
 
 
 def total_of(rows: list[Row]) -> float | None:

@@ -36,7 +36,7 @@ SUFFIXES = dict(k=1e3, m=1e6, b=1e9, t=1e12)
 NOTE = (
     f"All numbers are predictions; {OTHERS / 1024:.1f} GB are left for driver and display."
     " How accurate they are: docs/predictions.md. Without expandable segments, as on Windows,"
-    " 01 reserved 15 % more than predicted on an H100: where less than that is left, take half"
+    " 01 reserved 15% more than predicted on an H100: where less than that is left, take half"
     " the batch."
 )
 OUTSIDE = (

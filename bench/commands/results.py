@@ -70,9 +70,9 @@ def speedups_table(rows: list[Row], others: list[Row]) -> Table:
         [
             text_col("technique", "label"),
             num_col("A: ×", "in_a.factor", ".2f"),
-            Column("95 %", lambda pair: INTERVAL.cell(pair.in_a)),
+            Column("95%", lambda pair: INTERVAL.cell(pair.in_a)),
             num_col("B: ×", "in_b.factor", ".2f"),
-            Column("95 %", lambda pair: INTERVAL.cell(pair.in_b)),
+            Column("95%", lambda pair: INTERVAL.cell(pair.in_b)),
             Column("difference", lambda pair: texts[pair.name], True),
         ],
         pairs,

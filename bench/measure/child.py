@@ -98,12 +98,14 @@ def run_job(
         timeout = HANG_SECONDS + 5 * length.seconds
         ended = run_until(timeout, command, study.cores(job.run), environment)
         check_inputs(job.run, measurement, study, setup)
-        events, outcome = take_results(scratch / "results", ended, study, setup)
-    end = end_event(ended, outcome)
-    try:
-        end["matmul_rate"] = matmul_rate()
-    finally:  # an interruption here loses the rate, and not the run
-        append(journal, *events, end)
+        rate = None
+        try:
+            rate = matmul_rate()
+        finally:  # an interruption here loses the rate, and not the run
+            # What the study takes is of the journal's newest run: both are written at once.
+            events, outcome = take_results(scratch / "results", ended, study, setup)
+            end = end_event(ended, outcome, rate)
+            append(journal, *events, end)
     return make_result(begin, events, end)
 
 
@@ -133,14 +135,14 @@ def begin_event(job: Job, measurement: Measurement, command: list, cache: Path) 
     )
 
 
-def end_event(ended: Ended, outcome: Outcome) -> dict:
-    """Returns the journal's line of a run that has ended; the matmul rate isn't measured yet."""
+def end_event(ended: Ended, outcome: Outcome, rate: float | None) -> dict:
+    """Returns the journal's line of a run that has ended, with the matmul rate right after it."""
     return dict(
         event="ran",
         seconds=ended.seconds,
         outcome=outcome.status,
         error=outcome.text or None,
-        matmul_rate=None,
+        matmul_rate=rate,
     )
 
 

@@ -61,8 +61,14 @@ def largest_batches(setup: Setup, free: int, composed: bool) -> dict[str, int]:
         program = program_of(setup.scripts, script, options)
         needs = predict(program, setup.results, smallest=free - LOADED).needs
         batches[size] = min(int(size), fitting(needs, free, others=LOADED) or 1)
-    batches[OF_01] = min(batches[OF_01], 4 * batches[OF_00])
+    batches[OF_01] = min(batches[OF_01], comparable_batch(batches[OF_00]))
     return batches
+
+
+def comparable_batch(batch_of_00: int) -> int:
+    """Returns the largest batch of 01 beside a batch of 00: four times it, as the published
+    ones."""
+    return 4 * batch_of_00
 
 
 def scripts_to_fit(setup: Setup, composed: bool) -> dict[str, tuple[str, list[str]]]:

@@ -15,7 +15,7 @@ from gpt_speed.common import UserError
 GPT2 = ["--model", "gpt2"]
 WITHOUT_TENSOR_CORES = ["--dtype", "float32", "--no-compile"]  # 01, on a GPU before 7.0
 LARGER = "gpt2-medium", "gpt2-large", "gpt2-xl"
-# On an H100 01 reserved 15 % more than predicted without expandable segments, which Windows lacks;
+# On an H100 01 reserved 15% more than predicted without expandable segments, which Windows lacks;
 # so a batch fits for sure only where it does with this many times its memory.
 RESERVE = 1.15
 

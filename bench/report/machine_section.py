@@ -66,7 +66,7 @@ def interval_text(row: Row) -> str:
     interval = spread(row.speedup_over(row.baseline).interval, ".1f")
     if not interval:
         return ""
-    return f"95 %: {interval}"
+    return f"95%: {interval}"
 
 
 def published_text(row: Row) -> str:

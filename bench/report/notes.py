@@ -58,10 +58,20 @@ def rounds_note(measured: Measurement, rows: list[Row]) -> str:
         details += [f"{measured.planned} planned", f"{rounds - measured.planned} added"]
     if most > rounds:
         details.append(f"some rows {most}, which count in medians alone")
+    details += [
+        f"{row.rounds} of `{row.label}`, to which others are compared"
+        for row in references(rows)
+        if row.rounds < rounds
+    ]
     note = counted(rounds, "round")
     if details:
         note += f" ({', '.join(details)})"
     return note
+
+
+def references(rows: list[Row]) -> list[Row]:
+    """Returns the rows that others without a failure are compared to."""
+    return list(dict.fromkeys(row.reference for row in rows if row.reference and not row.outcome))
 
 
 def compared_rounds(rows: list[Row], most: int) -> int:
@@ -90,11 +100,16 @@ def machine_note(measured: Measurement, rows: list[Row]) -> str:
 
 def seeds_note(measured: Measurement, rows: list[Row]) -> str:
     """Returns which seeds the rounds had."""
-    first = measured.plan.first_seed
-    last = first + max((row.rounds for row in rows), default=0) - 1
-    if measured.plan.new_seeds and last > first:
+    plan = measured.plan
+    seeds = sorted({plan.seed_of(number) for row in rows for number in row.by_round})
+    if not seeds:
+        return f"seed {plan.first_seed}"
+    first, last = seeds[0], seeds[-1]
+    if first == last:
+        return f"seed {first}"
+    if len(seeds) == last - first + 1:
         return f"seeds {first} to {last}"
-    return f"seed {first}"
+    return f"seeds {listed(map(str, seeds))}"
 
 
 def float32_reason(record: Record) -> str | None:

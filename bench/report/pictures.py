@@ -19,6 +19,7 @@ from bench.report.tables import factor_text, picture_name
 COLOURS = {"00": "#F2B84B", "01": "#00548C", "02": "#1FA77E"}
 OWN, ERROR, UNSURE = COLOURS["01"], "#E8803A", "#BCC6CF"  # better, worse, not significant
 MEMORY = "#8D9BA6"
+BEFORE = "#DCE5EC"  # what is gained already
 INCHES = 10  # of a picture's width, which READMEs show at about 880 pixels
 WIDE_NOTE = f"; {WIDE_MARK}: wide interval, not ranked"
 LETTERS = 96  # of a title that fit into it
@@ -33,7 +34,38 @@ def load_pyplot():
     return pyplot
 
 
-def rows_of_panels(titles: list[str], inches: list[float], widths: list[int]):
+@dataclass(frozen=True)
+class Palette:
+    """The colours of a ladder's picture."""
+
+    gain: str
+    before: str
+    memory: str
+    line: str  # and what is written at it
+    style: dict[str, str]  # of the rest, as matplotlib names it
+
+
+LIGHT = Palette(OWN, BEFORE, MEMORY, "#A8410A", {"grid.color": "0.9"})
+# For pages with GitHub's dark background.
+PAPER, INK = "#0D1117", "#E6EDF3"
+DARK = Palette(
+    "#58A6E0",
+    "#263442",
+    "#6E7C88",
+    "#F2B84B",
+    {
+        "grid.color": "#2A313A",
+        **dict.fromkeys(("figure.facecolor", "axes.facecolor"), PAPER),
+        **dict.fromkeys(
+            ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
+        ),
+    },
+)
+
+
+def rows_of_panels(
+    titles: list[str], inches: list[float], widths: list[int], palette: Palette = LIGHT
+):
     """Returns a figure, and for each title a row: its subfigure, and a panel for each width."""
     plt = load_pyplot()
     # Names of devices may hold a $, which is not mathematics.
@@ -41,11 +73,11 @@ def rows_of_panels(titles: list[str], inches: list[float], widths: list[int]):
         {
             "font.size": 11,
             "text.parse_math": False,
-            "grid.color": "0.9",
             "axes.spines.top": False,
             "axes.spines.right": False,
             "axes.grid": True,
             "axes.axisbelow": True,
+            **palette.style,
         }
     )
     figure = plt.figure(figsize=(INCHES, sum(inches)), dpi=150)
@@ -183,7 +215,7 @@ def draw_bars(axes, bars: Sequence[Bar]) -> None:
 
 def draw_alternatives(measured, base: Row, rows: list[Row]):
     """Draws speed and memory of each row as factors over `base`, the fastest first, and those too
-    uncertain to rank last; of the speed with 95 % intervals."""
+    uncertain to rank last; of the speed with 95% intervals."""
     rows = [row for row in rows if row.factor and row.memory_factor]
     rows.sort(key=attrgetter("factor"), reverse=True)
     rows.sort(key=is_uncertain)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from bench.analysis.folders import rows_in
 from bench.analysis.rows import Row
-from bench.catalogue import EPOCHS
 from bench.predict.batches import BATCH_OF
 from bench.predict.reference import (
     GPT2,
     in_place,
     kept_of,
     prediction_of,
+    published_others,
     scripts,
     surely_fitting,
 )
@@ -45,6 +45,9 @@ COMMON = (
     "H200",
     "B200",
 )
+
+AUTOCAST = "precision-autocast@13-loss-in-graph"  # ours that other people's programs resemble
+LEAST_BATCH = 8  # of their figures
 
 
 def beside(measured: float, predicted: float, **about) -> dict:
@@ -102,6 +105,7 @@ class OnCard:
 
     stage: str
     card: Card
+    most: int | None = None  # sequences in a batch; the published number if not given
 
     @cached_property
     def prediction(self) -> Prediction:
@@ -123,8 +127,8 @@ class OnCard:
 
     @property
     def batch(self) -> int:
-        """The published batch size, or the largest that surely fits."""
-        return min(self.surely, int(BATCH_OF[self.stage]))
+        """The published batch size, or the most allowed, or the largest that surely fits."""
+        return min(self.surely, self.most or int(BATCH_OF[self.stage]))
 
     @property
     def tok_per_sec(self) -> float | None:
@@ -134,6 +138,11 @@ class OnCard:
     def speeds(self) -> tuple[float, float] | None:
         """The least and the most tok/sec to expect."""
         return self.prediction.speeds(self.batch, self.card)
+
+    @property
+    def minutes(self) -> float | None:
+        """The minutes of the published epochs on the book, without compiling."""
+        return self.prediction.minutes(self.batch, self.card)
 
 
 def gpu_row(name: str) -> dict:
@@ -149,7 +158,33 @@ def gpu_row(name: str) -> dict:
         baseline=first.largest,
         optimized=optimized,
         speed=last.prediction.speed_range(last.batch, card),
-        minutes=last.prediction.minutes(last.batch, card),
+        others=thousands_of_others(name),
+    )
+
+
+def thousands_of_others(name: str) -> str:
+    """Writes the range of what other people's programs reached on a card, in thousands of tok/sec:
+    of each program that resembles 01 the fastest figure; "" without any."""
+    published = published_others()
+    fastest: dict[str, float] = {}
+    for row in published["rows"]:
+        source = published["sources"][row["source"]]
+        if row["card"] == name and row["batch"] >= LEAST_BATCH and resembles_01(source, row):
+            program, _, _ = row["source"].partition(",")
+            fastest[program] = max(row["tok_per_sec"] / 1000, fastest.get(program, 0))
+    ends = sorted(fastest.values())
+    return "–".join(dict.fromkeys(f"{value:,.0f}" for value in ends[:1] + ends[-1:]))
+
+
+def resembles_01(source: dict, row: dict) -> bool:
+    """Returns whether a figure is of GPT-2 124M, compiled, in bfloat16 by autocast, with
+    FlashAttention, and nothing of it is assumed."""
+    return (
+        source["script"] == AUTOCAST
+        and source["options"] == ["--dropout", "0"]
+        and "model" not in source
+        and "attention by hand" not in source.get("composed", [])
+        and "unsure" not in row
     )
 
 
@@ -161,8 +196,8 @@ def gpus_table() -> Table:
             num_col("GB", "gb", ".0f"),
             num_col("largest batch of 00", "baseline"),
             num_col("of 01", "optimized"),
-            num_col("thousand tok/sec of 01", "speed"),
-            num_col(f"minutes of {EPOCHS} epochs", "minutes", ".1f"),
+            num_col("thousand tok/sec of 01, predicted", "speed"),
+            text_col("others' programs, measured", "others"),
         ],
         list(map(gpu_row, COMMON)),
     )

@@ -12,14 +12,15 @@ from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from bench.analysis.claims import WITH_FAST_MATH, Claims, Contribution
+from bench.analysis.claims import Claims, Contribution
 from bench.analysis.folders import has_gpu, machines, newest_in
 from bench.analysis.gains import ladder_sessions
 from bench.analysis.rows import Row, known_values
 from bench.analysis.totals import optimized_in, rounds_of_both
-from bench.catalogue import effect_on_loss, published
+from bench.catalogue import effect_on_loss
 from bench.common import REFERENCE, ROOT, relative, short_name, write_whole
-from bench.report import explorer, prediction_tables, technique_pages, waterfall
+from bench.predict.batches import comparable_batch
+from bench.report import explorer, prediction_tables, technique_pages, to_loss, waterfall
 from bench.report.notes import SINGLE_RUNS, provenance
 from bench.report.pictures import picture_bytes
 from bench.report.prediction_tables import OnCard
@@ -37,8 +38,10 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     EXPLORER,
     *sorted(REFERENCE.glob("*/README.md")),
+    *sorted(REFERENCE.glob("*/gradients.md")),
 ]
-PICTURE = ROOT / "docs" / "speedup.png"
+PICTURES = ROOT / "docs"
+CURVES = ROOT / "docs" / "loss-over-seconds.png"
 BLOCK = re.compile(
     r"(?P<opening>"
     r"<!-- (?P<name>[\w-]+)(?:@(?P<machine>[^\s:]+))?: written by measure\.py readme -->\n"
@@ -79,30 +82,28 @@ FIGURES = {
     "techniques": Figure("technique_count", ".0f"),
     "parameters-millions": Figure("baseline.record.config.parameters", ".0f", 1e6),
     "cpu-parameters-millions": Figure("cpu_parameters", ".0f", 1e6),
-    "cpu-speedups": Figure("cpu_speedups", ".1f"),
+    "xeon-speedup": Figure("cpu_speedups.intel-xeon-amx-2-cores", ".1f"),
+    "epyc-speedup": Figure("cpu_speedups.amd-epyc-2-cores", ".1f"),
+    "avx2-speedup": Figure("cpu_speedups.amd-epyc-avx2-2-cores", ".1f"),
     # The H100's ladder.
-    "h100-baseline": Figure("baseline.tok_per_sec", ",.0f"),
     "h100-technique-8": Figure("after_8.tok_per_sec", ",.0f"),
     "h100-optimized": Figure("optimized.tok_per_sec", ",.0f"),
+    "h100-optimized-thousands": Figure("optimized.tok_per_sec", ".0f", 1e3),
     "h100-mfu": Figure("optimized.mfu", ".0f", 0.01),
-    "h100-speedup": Figure("optimized.factor_baseline", ".0f"),
+    "h100-speedup": Figure("optimized.factor_baseline", ".1f"),
+    "h100-speedup-interval": Figure("interval", ".1f"),
     "h100-after-8": Figure("factor_after_8", ".1f"),
-    "h100-9-and-10": Figure("factor_of_9_and_10"),
-    # Its single steps and whole scripts of another day.
-    "h100-since": Figure(f"steps.speedups.{WITH_FAST_MATH}"),
+    "h100-11-to-15": Figure("gains_after_10", ".0f"),
+    "h100-10-gb": Figure("after_10.reserved_gb", ".0f"),
+    # Single steps and whole scripts of another day.
     "h100-gb": Figure("steps.script_gb.01", ".1f"),
     "over-nanogpt": Figure("steps.over_nanogpt"),
-    "step-gb": Figure("steps.step_gb.01", ".1f"),
-    "nanogpt-gb": Figure("steps.step_gb.nanoGPT", ".1f"),
-    "without-dropout": Figure("steps.speedups.--dropout 0"),
-    "dropout-from-bytes": Figure("steps.speedups.dropout from bytes"),
-    "cuda-graphs": Figure("steps.cuda_graphs", ".1f"),
+    "step-gb": Figure("steps.step_gb.01", ".0f"),
+    "nanogpt-gb": Figure("steps.step_gb.nanoGPT", ".0f"),
     # Its variants.
     "autocast": Figure("variants.precision-autocast.factor"),
     "autocast-gb": Figure("variants.precision-autocast.reserved_gb", ".0f"),
-    "autocast-memory": Figure("variants.precision-autocast.memory_factor"),
-    "float8": Figure("variants.precision-float8.factor"),
-    "liger-and-muon": Figure("liger_and_muon"),
+    "autocast-over-nanogpt": Figure("autocast_over_nanogpt"),
     # The H200: one epoch, and the time to its loss.
     "epoch-loss-00": Figure("epoch.00.val_loss"),
     "epoch-loss-01": Figure("epoch.01.val_loss"),
@@ -111,18 +112,39 @@ FIGURES = {
     "seconds-01": Figure("seconds.01", ".1f"),
     "seconds-00-compiling": Figure("seconds_compiling.00", ".1f"),
     "seconds-01-compiling": Figure("seconds_compiling.01", ".1f"),
+    # Predicted.
+    "bench-minutes": Figure("bench_minutes", ".0f"),
+    "rtx-4090-batch": Figure("largest_batch", ".0f"),
 }
 
 
+class ReadmeClaims(Claims):
+    """What README claims, what is predicted included."""
+
+    @property
+    def bench_minutes(self) -> float:
+        """The minutes of training that `make bench` takes on an RTX 4090: 00, 01, and 02."""
+        first, last = benched("RTX 4090")
+        return first.minutes + 2 * last.minutes
+
+    @property
+    def largest_batch(self) -> int:
+        """The largest batch of 01 that fits an RTX 4090."""
+        return OnCard("01", CARDS["RTX 4090"]).largest
+
+
 def write_readme(studies: dict) -> bool:
-    """Writes the pages' tables, README's picture and the gains that audits tell again; returns
+    """Writes the pages' tables, two pictures and the gains that audits tell again; returns
     whether that changed a page. Raises what update does."""
     before = {page: page.read_bytes() for page in PAGES}
     after = {page: update(text.decode(), SHOWN, studies).encode() for page, text in before.items()}
     before[gains.FILE], after[gains.FILE] = gains.FILE.read_bytes(), gains_json().encode()
     for page, text in after.items():
         write_whole(page, text)
-    write_whole(PICTURE, picture_bytes(waterfall.readme_picture()))
+    for name, palette in waterfall.README_PICTURES.items():
+        figure = waterfall.readme_picture(Claims(REFERENCE), palette)
+        write_whole(PICTURES / name, picture_bytes(figure))
+    write_whole(CURVES, picture_bytes(to_loss.loss_over_seconds()))
     return after != before
 
 
@@ -214,7 +236,7 @@ def measured_when(machine: Path) -> str:
 
 def with_figures(text: str) -> str:
     """Returns a page with each named figure of its sentences written again. Raises UserError."""
-    claims = Claims(REFERENCE)
+    claims = ReadmeClaims(REFERENCE)
 
     def write(mark: re.Match) -> str:
         figure, name = mark.groups()
@@ -250,14 +272,14 @@ def range_text(values: Sequence[float], form: str) -> str:
 
 
 def hardware_table() -> Table:
-    """Returns a line for each GPU that was measured, one that is predicted, and the published."""
+    """Returns a line for each GPU that was measured, and for one that is predicted."""
     rows = [row for row in optimized_in(REFERENCE) if has_gpu(row)]
-    lines = [*map(measured_line, rows), predicted_line("RTX 4090"), published_line()]
+    lines = [*map(measured_line, rows), predicted_line("RTX 4090")]
     return Table(
         [
             text_col("hardware", "hardware"),
-            num_col("baseline, tok/s", "baseline"),
-            num_col("optimized, tok/s", "optimized"),
+            num_col("baseline, tok/sec", "baseline"),
+            num_col("optimized, tok/sec", "optimized"),
             num_col("speedup", "speedup"),
             text_col("source", "source"),
         ],
@@ -283,10 +305,9 @@ def measured_line(row: Row) -> dict[str, str]:
 
 
 def predicted_line(name: str) -> dict[str, str]:
-    """Returns what is predicted for a card, at the largest batches that fit up to the published
-    ones. Raises UserError where that isn't stored, StackError."""
-    card = CARDS[name]
-    first, last = OnCard("00", card), OnCard("01", card)
+    """Returns what is predicted for a card, at the batch sizes that `make bench` takes there.
+    Raises UserError where that isn't stored, StackError."""
+    first, last = benched(name)
     return dict(
         hardware=f"1 × {name}",
         baseline=in_thousands(first.speeds),
@@ -296,27 +317,15 @@ def predicted_line(name: str) -> dict[str, str]:
     )
 
 
+def benched(name: str) -> tuple[OnCard, OnCard]:
+    """Returns 00 and 01 as `make bench` trains them on a card."""
+    first = OnCard("00", CARDS[name])
+    return first, OnCard("01", CARDS[name], most=comparable_batch(first.batch))
+
+
 def in_thousands(speeds: tuple[float, float]) -> str:
     """Writes a predicted range, such as "13,000–22,000"."""
     return spread([round(speed, -3) for speed in speeds])
-
-
-def published_line() -> dict[str, str]:
-    """Returns the published ends of the ladder on one A100. Raises StackError."""
-    first, last = published()["00"], published()["01"]
-    numbers = [
-        number
-        for number, patch in enumerate(stack.load(), 1)
-        if patch.published and patch.name != "ddp"
-    ]
-    return dict(
-        hardware=f"{last.gpus} × A100",
-        baseline=f"{first.tok_per_sec:,.0f}",
-        optimized=f"{last.tok_per_sec:,.0f}",
-        speedup=f"{last.tok_per_sec / first.tok_per_sec:.1f}×",
-        source=f"published by S. Raschka: techniques {numbers[0]}–{numbers[-1]};"
-        " some timings include evaluation",
-    )
 
 
 def contributions_table() -> Table:
@@ -359,18 +368,22 @@ def effect_cell(line: Contribution) -> str:
     return "; ".join(dict.fromkeys(effects))
 
 
-def picture_line() -> str:
-    """Returns README's picture, with what it shows in words."""
-    claims, theirs = Claims(REFERENCE), published()
+def picture_lines() -> str:
+    """Returns README's picture, a light and a dark one, with what it shows in words."""
+    claims = Claims(REFERENCE)
     first, last = claims.baseline, claims.optimized
-    published_speedup = theirs["01"].tok_per_sec / theirs["00"].tok_per_sec
     words = (
         "Training throughput on one H100 after each technique, relative to the baseline: it ends"
-        f" at {last.factor_baseline:.1f} times. Circles: the published A100, which ends at"
-        f" {published_speedup:.1f} times. Memory falls from {first.reserved_gb:.1f} to"
-        f" {last.reserved_gb:.1f} GB, today {claims.steps.script_gb['01']:.1f}"
+        f" at {last.factor_baseline:.1f} times, nanoGPT at {claims.nanogpt_speedup:.1f}."
+        f" Memory falls from {first.reserved_gb:.1f} to {claims.steps.script_gb['01']:.1f} GB"
     )
-    return f"![{words}]({PICTURE.relative_to(ROOT).as_posix()})"
+    light, dark = (f"{PICTURES.name}/{name}" for name in waterfall.README_PICTURES)
+    return (
+        "<picture>\n"
+        f'  <source media="(prefers-color-scheme: dark)" srcset="{dark}">\n'
+        f'  <img alt="{words}" src="{light}" width="830">\n'
+        "</picture>"
+    )
 
 
 # What stands between markers, by their names: what is the same wherever it stands, and what is of
@@ -380,13 +393,16 @@ BLOCKS: dict[str, Callable[[], Table | str]] = {
     "technique-index": technique_pages.index,
     "technique-cards": technique_pages.technique_cards,
     "variant-cards": technique_pages.variant_cards,
+    "variants-on-gpu": technique_pages.measured_on_gpu,
     "gpus": prediction_tables.gpus_table,
     "explorer": explorer.data_block,
     "hardware": hardware_table,
     "contributions": contributions_table,
-    "speedup-picture": picture_line,
+    "speedup-picture": picture_lines,
 }
 BLOCKS_OF_MACHINES: dict[str, Callable[[Path], Table | str]] = {
     "measured": measured_when,
     "own-gpu": prediction_tables.gpu_table,
+    "to-loss": partial(to_loss.table_of, ""),
+    "to-loss-epoch": partial(to_loss.table_of, "epoch"),
 }

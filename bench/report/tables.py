@@ -70,7 +70,7 @@ def as_code(text: str) -> str:
 RUN = text_col("run", "label")
 SPEED = num_col("tok/sec", "tok_per_sec", ",.0f")
 SPEED_OR_ERROR = Column("tok/sec", speed_or_error)
-INTERVAL = value_col("95 %", "interval", partial(spread, form=".2f"))
+INTERVAL = value_col("95%", "interval", partial(spread, form=".2f"))
 RANGE = value_col("range", "speeds", spread)
 GB = num_col("GB", "reserved_gb", ".2f")
 LOSS = num_col("val loss", "val_loss", ".4f")

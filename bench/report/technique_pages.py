@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.analysis.folders import has_gpu
-from bench.analysis.gains import Gain, best, gain_of, technique_gains, variant_rows
+from bench.analysis.gains import (
+    Gain,
+    best,
+    gain_of,
+    technique_gains,
+    unclear_variants,
+    variant_rows,
+)
 from bench.analysis.rows import Row
 from bench.analysis.totals import optimized_in, totals_in
 from bench.catalogue import effect_on_loss, published
@@ -20,6 +27,13 @@ from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col, va
 from patches import stack
 from patches.stack import Patch
 
+WHERE = {  # what the CPU's figures of a purpose are of, where that isn't 01 with cpu-demo
+    "Several GPUs": "Measured on two CPU ranks with `cpu-demo`, over `02`; none has run on several"
+    " GPUs. [With gpt2-medium](multi-gpu.md#models-that-one-gpu-cant-hold) ZeRO 3 saves memory.",
+}
+LINKS = 1  # to the sources of a variant; its patch names all
+BOLD = "faster", "slower"  # of significances
+MISSING = "–"  # what was neither measured nor predicted
 SHOWN_GPU, SHOWN_CPU = "H100", "Xeon"  # of whose gains the techniques' table tells
 # What variants are for, in the order of the page.
 PURPOSES = {
@@ -102,7 +116,7 @@ def results() -> Table:
             num_col("baseline, tok/sec", "baseline.tok_per_sec", ",.0f"),
             num_col("optimized, tok/sec", "tok_per_sec", ",.0f"),
             num_col("speedup", "factor_baseline", ".1f", "×"),
-            Column("95 %", interval_over_baseline),
+            Column("95%", interval_over_baseline),
             value_col("over all measurements", "measured.folder", factors_text),
         ],
         sorted(optimized_in(REFERENCE), key=has_gpu, reverse=True),
@@ -231,6 +245,7 @@ def index() -> Table:
     return Table(
         [
             text_col("technique", "link"),
+            Column("lines", lines_changed),
             gain_col(f"{SHOWN_GPU}: × speed", SHOWN_GPU, speed_text),
             gain_col(f"{SHOWN_GPU}: × memory", SHOWN_GPU, memory_text),
             num_col("A100: × speed", "published_factor", ".2f"),
@@ -240,6 +255,13 @@ def index() -> Table:
         ],
         [*lines, ddp],
     )
+
+
+def lines_changed(technique: Technique) -> str:
+    """Returns how many lines a technique's diff adds and removes, such as "+3 −1"."""
+    starts = [line[:1] for line in diff_of(technique.patch).splitlines()]
+    headings = 1  # the lines --- and +++ of the only file
+    return f"+{starts.count('+') - headings} −{starts.count('-') - headings}"
 
 
 def gain_on_the_gpu(technique: Technique) -> float:
@@ -311,6 +333,15 @@ class Variant:
     script: str
     label: str
     gains: list[Gain]
+    is_unclear: bool = False  # it was measured, but what it gains is too uncertain to be printed
+
+    @property
+    def changes_something(self) -> bool:
+        """Whether it isn't just predicted to leave speed and memory as they are."""
+        gain, cpu = self.on_gpu, self.on_cpu
+        if not gain or gain.source != "predicted" or (cpu and cpu.significance in BOLD):
+            return True
+        return not f"{gain.factor:.2f}" == fmt(gain.memory, ".2f") == "1.00"
 
     @property
     def link(self) -> str:
@@ -332,12 +363,15 @@ class Variant:
 
 
 def variant_cards() -> str:
-    """Returns for each purpose a table of what its variants gain, and a card for each."""
+    """Returns for each purpose a table of what its variants gain, without those that are predicted
+    to change nothing, and a card for each."""
     variants, texts = variants_by_script(), []
     for purpose, patches in by_purpose(stack.load_variants()).items():
         lines = [variant for patch in patches for variant in variants.get(patch.name, [])]
-        table = markdown(variants_table(lines)).rstrip()
-        texts += [f"## {purpose}", table, *map(variant_card, patches)]
+        shown = [variant for variant in lines if variant.changes_something]
+        table = markdown(variants_table(shown)).rstrip()
+        texts += [f"## {purpose}", *filter(None, [WHERE.get(purpose)]), table]
+        texts += map(variant_card, patches)
     return "\n\n".join(texts) + "\n"
 
 
@@ -356,16 +390,46 @@ def by_purpose(patches: list[Patch]) -> dict[str, list[Patch]]:
 
 
 def variants_table(variants: list[Variant]) -> Table:
-    """Returns what variants gained."""
+    """Returns what variants gained; on a GPU only where one of them has a figure of one."""
+    on_gpu = [Column(f"speed, {SHOWN_GPU}", speed_on_gpu)]
     return Table(
         [
             text_col("variant", "link"),
-            value_col(f"speed, {SHOWN_GPU}", "on_gpu", speed_text),
-            value_col("speed, CPU", "on_cpu", speed_text),
-            value_col("memory", "on_gpu_or_cpu", memory_text),
+            *(on_gpu if any(variant.on_gpu for variant in variants) else []),
+            Column("speed, CPU", speed_on_cpu),
+            Column("memory", lambda variant: memory_text(variant.on_gpu_or_cpu) or MISSING),
         ],
         variants,
     )
+
+
+def speed_on_gpu(variant: Variant) -> str:
+    return speed_text(variant.on_gpu) or MISSING
+
+
+def speed_on_cpu(variant: Variant) -> str:
+    """Writes times the speed, or why it isn't there."""
+    return speed_text(variant.on_cpu) or ("unclear" if variant.is_unclear else MISSING)
+
+
+def measured_on_gpu() -> Table:
+    """Returns what was measured of variants on the GPU, the fastest first."""
+    everything = [one for variants in variants_by_script().values() for one in variants]
+    lines = [one for one in everything if one.on_gpu and one.on_gpu.source == "measured"]
+    lines.sort(key=lambda variant: variant.on_gpu.factor, reverse=True)
+    return Table(
+        [
+            text_col("variant", "link"),
+            value_col("× speed", "on_gpu", speed_text),
+            value_col("95%", "on_gpu", interval_text),
+            value_col("× memory", "on_gpu", memory_text),
+        ],
+        lines,
+    )
+
+
+def interval_text(gain: Gain) -> str:
+    return spread(gain.interval, ".2f") or "one run"
 
 
 def variants_by_script() -> dict[str, list[Variant]]:
@@ -376,8 +440,10 @@ def variants_by_script() -> dict[str, list[Variant]]:
     for run, gain in (*measured, *predicted_gains()):
         gains.setdefault((str(run.script), run.label), []).append(gain)
     variants: dict[str, list[Variant]] = {}
+    unclear = unclear_variants()
     for script, label in sorted(gains):
-        variants.setdefault(script, []).append(Variant(script, label, gains[script, label]))
+        variant = Variant(script, label, gains[script, label], (script, label) in unclear)
+        variants.setdefault(script, []).append(variant)
     return variants
 
 
@@ -399,14 +465,14 @@ def variant_card(patch: Patch) -> str:
                 for name, text in facts.items()
                 if text not in ("unchanged", "any", "")
             ),
-            links_of(patch),
+            links_of(patch, LINKS),
         ]
     )
 
 
-def links_of(patch: Patch) -> str:
-    """Returns links to a patch and to its sources."""
-    sources = re.findall(r"https?://[^\s,]+", patch.fields["Source"])
+def links_of(patch: Patch, count: int | None = None) -> str:
+    """Returns links to a patch and to its first sources, or to all."""
+    sources = re.findall(r"https?://[^\s,]+", patch.fields["Source"])[:count]
     return ", ".join(
         [f"[patch](../{patch.file})", *(f"[{source_name(link)}]({link})" for link in sources)]
     )

@@ -1,60 +1,108 @@
 """Pictures of a ladder: how many times as fast as the baseline each script is, and what its
 technique gains, by the mean factors of its table."""
 
-from bench.analysis.folders import rows_in
+from dataclasses import dataclass, replace
+
+from bench.analysis.claims import ALLOCATOR, Claims
 from bench.analysis.rows import Row, printed
-from bench.common import REFERENCE
 from bench.report.notes import WIDE_MARK
-from bench.report.pictures import MEMORY, OWN, colour_legend, colour_of, lay_rows, rows_of_panels
+from bench.report.pictures import (
+    DARK,
+    LIGHT,
+    Palette,
+    colour_legend,
+    colour_of,
+    lay_rows,
+    load_pyplot,
+    rows_of_panels,
+)
 from bench.report.tables import marked
 from gpt_speed.tables import fmt
+from patches import stack
 
-BEFORE = "#DCE5EC"  # what is gained already
 LETTERS = 40  # of an error that fit next to a bar
 
 
-def draw(rows: list[Row], title: str, colours: list[str]):
-    """Returns a figure, its subfigure and its panel of speedups: for each row with a speedup a bar
-    from the baseline, the first row, on, its gain in the row's colour; at the right its memory."""
+@dataclass(frozen=True)
+class Rung:
+    """A row of a ladder's picture; speeds are times the baseline's."""
+
+    name: str
+    label: str  # stands at the bar's end: a gain, a speed, or an error
+    colour: str
+    is_gain: bool  # whether the label is a gain
+    is_loss: bool  # whether the gain is below 1
+    ends: tuple[float, float] | None  # where its gain begins and ends; None without
+    gb: float | None
+
+
+def rungs_of(rows: list[Row], colours: list[str]) -> list[Rung]:
+    """Returns a rung for each row, whose gains have these colours. The baseline is the first."""
+    totals = {row.run.name: row.factor_baseline for row in rows if row.speeds}
+    totals[rows[0].run.name] = 1.0
+    return [
+        Rung(
+            name_of(row),
+            label_of(row),
+            colour,
+            bool(row.factor),
+            is_slower(row),
+            ends_of(row, totals),
+            row.reserved_gb,
+        )
+        for row, colour in zip(rows, colours, strict=True)
+    ]
+
+
+def draw(rungs: list[Rung], title: str, heading: str, palette: Palette = LIGHT):
+    """Returns a figure, its subfigure and its panel of speedups: for each rung a bar from the
+    baseline on, its gain in its colour; at the right its memory."""
     figure, [(subfigure, axes, memory)] = rows_of_panels(
-        [title], [1.5 + 0.37 * max(4, len(rows))], [9, 2]
+        [title], [1.5 + 0.37 * max(4, len(rungs))], [9, 2], palette
     )
-    draw_speedups(axes, rows, colours)
-    draw_memory(memory, rows)
+    draw_speedups(axes, rungs, palette)
+    axes.set_xlabel(heading)
+    draw_memory(memory, rungs, palette)
     return figure, subfigure, axes
 
 
-def draw_speedups(axes, rows: list[Row], colours: list[str]) -> None:
-    """Draws what each row gained, from where the one before it had come to."""
-    lay_rows(axes, len(rows))
-    totals = {row.run.name: row.factor_baseline for row in rows if row.speeds}
-    totals[rows[0].run.name] = 1.0
-    low = min(total for total in totals.values() if total)
-    for place, (row, colour) in enumerate(zip(rows, colours, strict=True)):
-        start, end = ends_of(row, totals) or (low, low)
-        axes.barh(place, start - low, 0.56, low, color=BEFORE)
-        axes.barh(place, end - start, 0.56, start, color=colour)
-        annotate(axes, place, end, row)
-    axes.set_yticks(range(len(rows)), list(map(name_of, rows)))
+def draw_speedups(axes, rungs: list[Rung], palette: Palette) -> None:
+    """Draws what each technique gained, from where the one before it had come to; hatched: lost."""
+    lay_rows(axes, len(rungs))
+    low = min([1.0, *(min(rung.ends) for rung in rungs if rung.ends)])
+    for place, rung in enumerate(rungs):
+        start, end = rung.ends or (low, low)
+        axes.barh(place, start - low, 0.56, low, color=palette.before)
+        if rung.is_loss:
+            style = dict(facecolor="none", edgecolor=rung.colour, hatch="/////", linewidth=0)
+        else:
+            style = dict(color=rung.colour)
+        axes.barh(place, end - start, 0.56, start, **style)
+        annotate(axes, place, end, rung, palette)
+    axes.set_yticks(range(len(rungs)), [rung.name for rung in rungs])
     axes.set_xscale("log", base=2)
     axes.set_xlim(left=low)
     axes.xaxis.set_major_formatter("{x:g}×")
-    axes.set_xlabel(heading_of(rows))
 
 
-def annotate(axes, place: int, end: float, row: Row) -> None:
-    """Writes at the end of a bar what it says: a gain in bold, all else in plain black."""
-    style = dict(color="black")
-    if row.factor:
-        style = dict(color=OWN, fontweight="bold")
+def is_slower(row: Row) -> bool:
+    """Returns whether a row's factor is below 1 as it is printed."""
+    return bool(row.factor) and round(row.factor, 2) < 1
+
+
+def annotate(axes, place: int, end: float, rung: Rung, palette: Palette) -> None:
+    """Writes at the end of a bar what it says: a gain in bold and colour, all else plainly."""
+    style = dict(color=palette.gain, fontweight="bold") if rung.is_gain else {}
     axes.annotate(
-        label_of(row), (end, place), (8, 0), va="center", textcoords="offset points", **style
+        rung.label, (end, place), (8, 0), va="center", textcoords="offset points", **style
     )
 
 
 def heading_of(rows: list[Row]) -> str:
     """Returns what the panel of speedups shows."""
     heading = "throughput relative to the baseline (log scale); labels: gain of each step"
+    if any(map(is_slower, rows)):
+        heading += "\nhatched: lost"
     if any(row.speedup().is_wide for row in rows):
         heading += f"\n{WIDE_MARK}: wide interval"
     return heading
@@ -88,11 +136,11 @@ def label_of(row: Row) -> str:
     return f"{fmt(row.tok_per_sec, ',.0f')} tok/sec"
 
 
-def draw_memory(axes, rows: list[Row]) -> None:
-    """Draws the memory that each row reserved."""
-    lay_rows(axes, len(rows))
-    sizes = [row.reserved_gb or 0 for row in rows]
-    bars = axes.barh(range(len(rows)), sizes, 0.56, color=MEMORY)
+def draw_memory(axes, rungs: list[Rung], palette: Palette) -> None:
+    """Draws the memory that each script reserved."""
+    lay_rows(axes, len(rungs))
+    sizes = [rung.gb or 0 for rung in rungs]
+    bars = axes.barh(range(len(rungs)), sizes, 0.56, color=palette.memory)
     axes.bar_label(bars, [f"{size:.1f}" if size else "" for size in sizes], padding=4)
     axes.set_xlim(0, 1.5 * max(sizes) or 1)
     axes.set_xticks([])
@@ -103,41 +151,82 @@ def draw_memory(axes, rows: list[Row]) -> None:
 def machine_picture(title: str, rows: list[Row]):
     """Draws a machine's ladder."""
     rows = printed(rows)
-    figure, subfigure, _ = draw(rows, title, list(map(colour_of, rows)))
+    rungs = rungs_of(rows, list(map(colour_of, rows)))
+    figure, subfigure, _ = draw(rungs, title, heading_of(rows))
     colour_legend(subfigure)
     return figure
 
 
-def readme_picture():
-    """Draws the H100's ladder, and the published A100's as circles."""
-    rows = printed(row for row in rows_in(REFERENCE / "nvidia-h100", "ladder") if row.trainings)
-    figure, subfigure, axes = draw(rows, "", [OWN] * len(rows))
-    title = readme_title(rows[0], rows[-1])
-    subfigure.suptitle(title, x=0.01, ha="left", fontsize=15, fontweight="bold")
-    mark_published(axes, rows)
-    axes.set_xlim(right=20)  # for the labels at the longest bars
+# ---- README's picture --------------------------------------------------------------------------
+
+README_PICTURES = {"speedup.png": LIGHT, "speedup-dark.png": DARK}  # in docs/
+
+
+def readme_picture(claims: Claims, palette: Palette):
+    """Draws the H100's ladder, technique 15 by another day's runs, and where nanoGPT stands."""
+    rows = printed(claims.ladder.values())
+    rungs = [*readme_rungs(rows, palette), allocator_rung(claims, palette)]
+    with load_pyplot().rc_context():
+        heading = f"{heading_of(rows)} ({ALLOCATOR}: on another day)"
+        figure, subfigure, axes = draw(rungs, "", heading, palette)
+        title = readme_title(claims, rungs[0].gb, rungs[-1].gb)
+        subfigure.suptitle(title, x=0.01, ha="left", fontsize=15, fontweight="bold")
+        axes.set_xlim(right=20)  # for the labels at the longest bars
+        mark_nanogpt(axes, claims, palette)
     return figure
 
 
-def readme_title(first: Row, last: Row) -> str:
+def readme_rungs(rows: list[Row], palette: Palette) -> list[Rung]:
+    """Returns the ladder's rungs, with every technique's name where several share one."""
+    rungs = rungs_of(rows, [palette.gain] * len(rows))
+    return [
+        replace(rung, name=names_of(row.techniques)) if len(row.techniques) > 1 else rung
+        for rung, row in zip(rungs, rows, strict=True)
+    ]
+
+
+def names_of(numbers: list[int]) -> str:
+    """Returns what several techniques are called, and their numbers."""
+    patches = stack.load()
+    names = [patches[number - 1].fields["Technique"] for number in numbers]
+    return f"{', '.join(names)} {', '.join(map(str, numbers))}"
+
+
+def allocator_rung(claims: Claims, palette: Palette) -> Rung:
+    """Returns the rung of technique 15, which the ladder lacks: it lies where the ladder ends."""
+    settings, end = claims.allocator_settings(), claims.optimized.factor_baseline or 1.0
+    return Rung(
+        names_of([*settings.numbers]),
+        f"≤ {settings.speed:.2f}×",
+        palette.gain,
+        is_gain=False,
+        is_loss=False,
+        ends=(end, end),
+        gb=claims.steps.script_gb["01"],
+    )
+
+
+def readme_title(claims: Claims, first_gb: float | None, last_gb: float | None) -> str:
     """Returns what the H100's ladder gains, in two lines."""
+    first, last = claims.baseline, claims.optimized
     return (
-        f"One H100: {last.factor_baseline:.0f} times the training throughput of GPT-2 124M\n"
-        f"{first.tok_per_sec:,.0f} → {last.tok_per_sec:,.0f} tokens per second,"
-        f" {first.reserved_gb:.1f} → {last.reserved_gb:.1f} GB"
+        f"GPT-2 124M on one H100: {last.factor_baseline:.1f} times a plain PyTorch script\n"
+        f"{first.tok_per_sec:,.0f} → {last.tok_per_sec:,.0f} tok/sec,"
+        f" {first_gb:.1f} → {last_gb:.1f} GB"
     )
 
 
-def mark_published(axes, rows: list[Row]) -> None:
-    """Draws circles, below each bar's middle, where the published A100 has come to."""
-    axes.plot(
-        [row.published_factor_baseline for row in rows],
-        [place + 0.33 for place in range(len(rows))],
-        "o",
-        color="white",
-        markeredgecolor="0.2",
-        markersize=5.5,
-        clip_on=False,
-        label="published, on an A100",
+def mark_nanogpt(axes, claims: Claims, palette: Palette) -> None:
+    """Draws a line where nanoGPT stands: at the ladder's end, by the ratio of another day."""
+    speedup, ratio = claims.nanogpt_speedup, claims.steps.nanogpt
+    axes.axvline(speedup, color=palette.line, linewidth=1.5, linestyle=(0, (4, 2)))
+    axes.annotate(
+        f"nanoGPT: {speedup:.1f}×\n({claims.optimized.factor_baseline:.1f} × {ratio:.2f},"
+        " the ratio\nof another day)",
+        (speedup, -0.3),
+        (-8, 0),
+        va="top",
+        ha="right",
+        textcoords="offset points",
+        color=palette.line,
     )
-    axes.legend(loc="upper right")

@@ -31,7 +31,7 @@ def efficiency_of(row: Row) -> float | None:
 
 
 def interval_of(row: Row) -> str:
-    """Returns that in which the efficiency lies with a confidence of 95 %."""
+    """Returns that in which the efficiency lies with a confidence of 95%."""
     interval = row.speedup_over(row.baseline).interval or ()
     return spread([factor / row.run.processes for factor in interval], ".0%")
 
@@ -103,7 +103,7 @@ class Scaling(Study):
             RANGE,
             Column("per process", speed_per_process),
             Column("efficiency", lambda row: fmt(efficiency_of(row), ".1%")),
-            Column("95 %", interval_of),
+            Column("95%", interval_of),
             GB._replace(heading="GB per process"),
             LOSS,
         ]
@@ -116,6 +116,6 @@ class Scaling(Study):
             machine_note(measured, rows),
             "Weak scaling: each process has the same batch, and on a CPU as many cores at every"
             " size. Efficiency is the speed of each process over that of 01: the mean of the"
-            f" rounds' ratios, with its 95 % interval; published for {many.gpus} A100s:"
+            f" rounds' ratios, with its 95% interval; published for {many.gpus} A100s:"
             f" {theirs:.0%}.",
         ]
