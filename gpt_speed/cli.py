@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from gpt_speed import children
 from gpt_speed.audit import render
-from gpt_speed.audit.run import audit
+from gpt_speed.audit.other_gpus import LargerBatch
+from gpt_speed.audit.run import audit, watch
 from gpt_speed.audit.step import Step
 from gpt_speed.cards import CARDS, PEAK_FLOPS, named
 from gpt_speed.common import UserError, script_name
@@ -135,7 +136,15 @@ def add_audit(parser: argparse.ArgumentParser, python: str = "") -> None:
         "--gpu",
         metavar="NAMES",
         default="",
-        help='GPUs that aren\'t here, such as "RTX 4090,H100": its tok/sec there, predicted',
+        help='GPUs that aren\'t here, such as "RTX 4090,H100": its speed there, and the memory that'
+        " it needs, predicted",
+    )
+    parser.add_argument(
+        "--batch-option",
+        metavar="NAME",
+        default="",
+        help="of the script's options the one for the batch size, such as batch_size: the script"
+        " runs once more with twice of it, and --gpu tells the memory at both",
     )
     add_script(parser, python)
 
@@ -148,11 +157,46 @@ def audited(
     cards = []
     if args.gpu:
         cards = named(args.gpu)
+    doubled = None
+    if args.batch_option:
+        doubled = with_twice_the_batch(command, args.batch_option, bool(cards))
     python = python_of(args)
     timed, watched = audit(command, args.minutes, python)
     if int(os.environ.get("RANK") or 0):
         return None
-    return result_of(command, timed, watched, machine_of(python, timed), sessions, cards)
+    machine, larger = machine_of(python, timed), None
+    if doubled:
+        watched_again = watch(doubled.command, timed, args.minutes, python)
+        larger = LargerBatch(doubled.batch, Step(watched_again | machine | undisturbed(timed)))
+    return result_of(command, timed, watched, machine, sessions, cards, larger)
+
+
+class Doubled(NamedTuple):
+    """A command with twice the batch size."""
+
+    command: list[str]
+    batch: int
+
+
+def with_twice_the_batch(command: list[str], option: str, has_cards: bool) -> Doubled:
+    """Returns a command with twice the value of the option for the batch size, by its name without
+    dashes. Raises UserError."""
+    if not has_cards:
+        raise UserError("--batch-option is for --gpu, which tells the memory at two batch sizes", 2)
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        raise UserError("--batch-option is for one process: leave out torchrun", 2)
+    name = option.lstrip("-")
+    for index, word in enumerate(command):
+        key, sign, value = word.partition("=")
+        if key.lstrip("-") != name:
+            continue
+        if not sign:
+            value = "".join(command[index + 1 : index + 2])
+        if value.isdecimal():
+            batch = 2 * int(value)
+            words = [f"{key}={batch}"] if sign else [key, str(batch)]
+            return Doubled([*command[:index], *words, *command[index + len(words) :]], batch)
+    raise UserError(f"--batch-option {option}: the script's command has no {name} with a number", 2)
 
 
 def result_of(
@@ -162,13 +206,20 @@ def result_of(
     machine: dict,
     sessions: Iterable[Session],
     cards: Iterable[str] = (),
+    larger: LargerBatch | None = None,
 ) -> dict:
     """Returns an audit, with what the techniques gained in the sessions on our model."""
-    undisturbed = {name: timed[name] for name in ("system", "updating")}
-    step = Step(watched | machine | undisturbed)
+    step = Step(watched | machine | undisturbed(timed))
     gains, gains_from = gains_on(machine | dict(device=step.device), sessions)
     names = technique_names()
-    return render.audit_of(command, step, timed, machine, names, gains, gains_from, [*cards])
+    return render.audit_of(
+        command, step, timed, machine, names, gains, gains_from, [*cards], larger
+    )
+
+
+def undisturbed(timed: dict) -> dict:
+    """Returns the shares of the time that watching would change."""
+    return {name: timed[name] for name in ("system", "updating")}
 
 
 def machine_of(python: str, timed: dict) -> dict:

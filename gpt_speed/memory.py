@@ -1,5 +1,6 @@
 """Memory that a script takes on a GPU that isn't there: a simulation of PyTorch's caching allocator
-replays the storages that the script's own steps make and release (bench.predict.trace).
+replays the storages that the script's own steps make and release (bench.predict.trace, and
+gpt_speed.audit.storages).
 
 The allocator is that of c10/cuda/CUDACachingAllocator.cpp. Sizes are rounded up to 512 bytes. Sizes
 up to 1 MiB come from segments of 2 MiB, those below 10 MiB from segments of 20 MiB, and larger ones
@@ -9,13 +10,17 @@ merges with its free neighbours. If the card is full, whole free segments are gi
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
 MIB = 2**20
 SEGMENT = 2 * MIB  # all segments are multiples of it
+OTHERS = 614  # MiB of a card that are left free: the driver's own, its kernels, and a display
 WORKSPACE = 8_519_680  # bytes of cuBLAS at its first matmul: 2 × 4,096 and 8 × 16 KiB
+WORKSPACES = {9: 32 * MIB, 10: 32 * MIB, 12: 32 * MIB}  # by the generation of newer GPUs
+WORKSPACE_AMD = 128 * MIB  # of MI300 and newer
 
 
 class DoesNotFit(Exception):
@@ -155,6 +160,21 @@ def simulate(events: list[int], capacity: int | None = None) -> Allocator:
         else:
             allocator.release(blocks[-event])
     return allocator
+
+
+def workspace(capability: float, is_amd: bool) -> int:
+    """Returns the bytes that matmuls take on a card (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+    if is_amd:
+        return WORKSPACE_AMD
+    return WORKSPACES.get(int(capability), WORKSPACE)
+
+
+def flash_buffers(query: Sequence[int]) -> tuple[int, int]:
+    """Returns the bytes of what FlashAttention's backward pass makes and drops for a query of
+    shape (B, H, T, D), in float32 and in whole blocks (csrc/flash_attn/flash_api.cpp)."""
+    B, H, T, D = query
+    T = round_up(T, 128)
+    return 4 * B * H * T, 4 * B * H * T * round_up(D, 32)
 
 
 class MemoryNeed(NamedTuple):

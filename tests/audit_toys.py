@@ -348,6 +348,94 @@ def fixed(model):
     train(model, lambda *_: model(*pair))
 
 
+def lives():
+    """Tensors that their sizes tell apart; one of each step lives until the next."""
+    model, kept = nn.Linear(10, 100, bias=False), None
+
+    def step(*_):
+        nonlocal kept
+        kept = torch.zeros(11)
+        return model(torch.ones(7, 10)).t()[::2].t().sum()
+
+    train(model, step, optimizer=torch.optim.SGD(model.parameters(), momentum=0.9))
+
+
+def matmul():
+    """Of a number, without which a step is none."""
+    return (torch.ones(1, 1) @ torch.ones(1, 1)).sum()
+
+
+def exp_sum(weight):
+    return weight.exp().sum()
+
+
+def known(foreach=None):
+    """Tensors of 12 MiB, which have segments of their own."""
+    weights = [nn.Parameter(torch.ones(3 * 2**20)) for _ in range(4)]
+    optimizer = torch.optim.AdamW(weights, foreach=foreach)
+    train(None, lambda *_: matmul() + sum(map(exp_sum, weights)), optimizer=optimizer)
+
+
+def known_norm():
+    """A tensor of 12 MiB, and its norm."""
+    weight = nn.Parameter(torch.ones(1024, 3072))
+    optimizer = torch.optim.SGD([weight])
+    train(None, lambda *_: matmul() + F.rms_norm(weight, (3072,)).sum(), optimizer=optimizer)
+
+
+def kept_result():
+    """Of 12 MiB, which lives until the next step makes it anew, as `logits` of many scripts do."""
+    weight, result = nn.Parameter(torch.ones(3 * 2**20)), None
+
+    def step(*_):
+        nonlocal result
+        result = weight * 2
+        return matmul() + result.sum()
+
+    train(None, step, optimizer=torch.optim.SGD([weight]))
+
+
+def soft_scores():
+    """By hand, under autocast."""
+    model = Net(ByHand())
+
+    def step(*pair):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(*pair)
+
+    train(model, step)
+
+
+def attention_again():
+    """Which a checkpoint computes twice."""
+    from torch.utils.checkpoint import checkpoint
+
+    model = Net(Dropping())
+    train(
+        model,
+        lambda ids, targets: loss_of(
+            model.head(checkpoint(model.hidden, ids, use_reentrant=False)), targets
+        ),
+    )
+
+
+class Recurrent(nn.Module):
+    """In place of attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.LSTM(C, C, batch_first=True)
+
+    def forward(self, x):
+        return self.cells(x)[0]
+
+
+def sized():
+    """A model whose batch size is an option."""
+    size, model = int(sys.argv[-1]), Net()
+    train(model, lambda *_: model(*(ids.repeat(size, 1) for ids in batch())))
+
+
 def of(**parts):
     return lambda: train(Net(**{name: part() for name, part in parts.items()}))
 
@@ -894,6 +982,8 @@ TOYS = dict(
     normalized=of(norm=lambda: Norm("normalize")),
     own_rms_norm=of(norm=lambda: Norm("own"), activation=nn.ReLU),
     cubed=of(activation=Cubed),
+    recurrent=of(attention=Recurrent),
+    known_one_by_one=lambda: known(foreach=False),
     padded=of(vocabulary=lambda: 1024),
     tied=of(tied=lambda: True),
     short=lambda: train(Net(), steps=1),

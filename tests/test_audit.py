@@ -13,7 +13,9 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
+import jsonschema
 import pytest
+from audit_toys import B, H, T
 from conftest import ROOT, environment, run_python, small, write_tokens
 from made_up import copy_of_checkout
 
@@ -27,11 +29,13 @@ from gpt_speed.audit.checks import CANT_TELL, HAS, LACKS, NO_HARDWARE, NOT_HERE,
 from gpt_speed.audit.other_gpus import work_of
 from gpt_speed.audit.run import audit, watch_order
 from gpt_speed.audit.step import Step
+from gpt_speed.audit.translate import ABOUT, AT_LEAST, AT_MOST, translated
 from gpt_speed.audit.watch import Recording, Watch, WatchedOp
 from gpt_speed.cards import CARDS
 from gpt_speed.cli import machine_of, page_name, page_of, result_of
 from gpt_speed.common import UserError
 from gpt_speed.gains import OUR_SHARES, Session, expected, gains_on, reference_sessions
+from gpt_speed.memory import MIB, WORKSPACE, simulate
 from gpt_speed.speed import seconds
 from patches import stack
 
@@ -46,6 +50,7 @@ MACHINE = dict(
 GPU = MACHINE | dict(
     name="a GPU that nobody knows", capability="9.0", dtype="bfloat16", memory_total=80 * 2**30
 )
+SCHEMA = json.loads((ROOT / "gpt_speed" / "schema.json").read_text(encoding="utf-8"))
 TECHNIQUES = [patch.name for patch in stack.load() if patch.name != "ddp"]
 UNSEEN_ON_CPU = {"02-tensor-cores", "04-pinned-memory", "05-bfloat16", "10-batch-size"}
 
@@ -773,6 +778,163 @@ def test_a_further_step_is_watched_from_anew(tmp_path):
     one, three = (watch(tmp_path, TOYS, "by_hand", steps=steps) for steps in (1, 2))
     assert [op["name"] for op in one["ops"]] == [op["name"] for op in three["ops"]]
     assert one["older"] == three["older"]
+
+
+def test_a_storage_has_one_life(tmp_path):
+    """From its maker to the operator after its end, whatever views there are of it."""
+    facts = watch(tmp_path, TOYS, "lives")
+    names, lives = [op["name"] for op in facts["ops"]], defaultdict(list)
+    for size, device, role, born, died in facts["storages"]:
+        assert device == "cpu" and (died is None or (born or 0) <= died <= len(names))
+        lives[size].append((role, born is None, died is None))
+    assert sorted(lives[4 * 10 * 100]) == [
+        ("", False, True),  # the gradient
+        ("gradient", True, False),  # that of the step before
+        ("model", True, True),
+        ("optimizer", True, True),
+    ]
+    assert sorted(lives[4 * 11]) == [("", False, True), ("", True, False)]
+    assert lives[4 * 7 * 10] == [("", False, False)]  # the batch
+    first = names.index("mm")
+    (output,) = (row for row in facts["storages"] if row[3] == first)
+    assert output[0] == 4 * 7 * 100 and output[4] > first + 3  # one life with three views
+
+
+# ---- Memory on a GPU
+
+SEGMENTS = 20 + 2  # MiB: the workspace of matmuls, and all small tensors
+
+
+@pytest.mark.parametrize(
+    ("name", "mib", "change"),
+    [
+        # Weights; results and one gradient; the rest of the two averages; the roots of all squares.
+        ("known", 12 * (4 + 5 + 7 + 4), "updates of all tensors at once"),
+        # One root, its quotient, and that of the tensor before.
+        ("known_one_by_one", 12 * (4 + 5 + 7 + 3), None),
+        # The weight, the result or the gradient.
+        ("known_norm", 12 * 2, "norms in one kernel"),
+        # The weight, its gradient, and the result of the step before or of this one.
+        ("kept_result", 12 * 3, None),
+    ],
+)
+def test_memory_that_is_known(name, mib, change, tmp_path):
+    translation = translated(Step(toy(name, tmp_path)))
+    assert simulate(translation.memory.events(WORKSPACE)).reserved == (mib + SEGMENTS) * MIB
+    assert change is None or change in translation.changes
+    assert translation.bound == ""
+
+
+@pytest.mark.parametrize(
+    ("number", "options"),
+    [
+        (0, ["--dropout", "0.1"]),
+        pytest.param(0, [], marks=pytest.mark.slow),
+        pytest.param(6, ["--dtype", "float32"], marks=pytest.mark.slow),
+        (7, ["--dtype", "float32", "--dropout", "0.1"]),
+    ],
+)
+def test_its_memory_is_what_predict_traces(ladder, number, options):
+    """A script of the ladder, run here, makes what its trace without storage does, whose
+    evaluations take no more at this batch size."""
+    translation = translated(Step(ladder(number, "--batch-size", 8, *options)))
+    text = small(list(stack.rebuild_all().values())[number].decode()).encode()
+    options = ["--model", "cpu-demo", "--context-length", "32", *options]
+    (traced,) = run_traces(text, options, [8]).values()
+    watched = simulate(translation.memory.events(WORKSPACE))
+    expected = simulate(traced["events"])
+    assert watched.peak_allocated == pytest.approx(expected.peak_allocated, rel=0.02)
+    assert watched.reserved == pytest.approx(expected.reserved, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("name", "bound", "why"),
+    [
+        ("fast", "", None),
+        ("soft_scores", AT_LEAST, "softmax in float32, as CUDA's autocast has it"),
+        ("convolutions", AT_LEAST, "workspaces of cuDNN"),
+        ("recurrent", ABOUT, "kernels of cuDNN for recurrent networks"),
+        ("compiled_model", ABOUT, "compiled parts, which are counted uncompiled"),
+        ("attention_again", AT_MOST, "attention and norms that a checkpoint computes again"),
+    ],
+)
+def test_what_is_not_translated_makes_a_bound(name, bound, why, tmp_path):
+    translation = translated(Step(toy(name, tmp_path)))
+    assert translation.bound == bound and [*translation.bounds] == ([why] if why else [])
+
+
+def test_buckets_of_gradients_are_not_known(tmp_path):
+    facts = toy("fast", tmp_path) | dict(syncs=[True])
+    assert translated(Step(facts)).bounds == {"buckets of DistributedDataParallel": AT_LEAST}
+
+
+def test_scores_of_attention_stay_in_its_kernel(tmp_path):
+    """With dropout, a CPU stores them, and their masks."""
+    facts = toy("safe_softmax", tmp_path)
+    scores = 4 * B * H * T * T  # bytes
+
+    def count(sizes) -> int:
+        return sum(size == scores for size in sizes)
+
+    assert count(storage[0] for storage in facts["storages"]) > 4
+    memory = translated(Step(facts)).memory
+    assert count(storage.size for storage in memory.storages.values()) == 0
+
+
+def test_memory_on_other_gpus(tmp_path):
+    facts = toy("known", tmp_path)
+    report = report_of(facts, cards=["RTX 3090", "H100", "MI300X"])
+    jsonschema.validate(json.loads(json.dumps(report)), SCHEMA)
+    rows = report["speeds"]
+    small, large, amd = (row["memory"]["reserved"] // MIB for row in rows)
+    assert (large, amd) == (small + 32 - 20, small + 128 - 20)  # their workspaces
+    assert rows[0]["memory"]["room"] == (24576 - 614) * MIB
+    assert rows[0]["memory"]["fits"] and rows[0]["memory"]["text"] == "0.3 of 23.4 GB"
+    for storage in facts["storages"]:
+        storage[0] *= 1000
+    assert report_of(facts, cards=["RTX 3090"])["speeds"][0]["memory"]["fits"] is False
+    facts["ops"][-1]["compiled"] = True
+    assert report_of(facts, cards=["RTX 3090"])["speeds"][0]["memory"]["fits"] is None
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["a.py", "--batch=8", "x"], ["a.py", "--batch=16", "x"]),
+        (["a.py", "--batch", "8", "-v"], ["a.py", "--batch", "16", "-v"]),
+        (["-m", "a", "batch=8"], ["-m", "a", "batch=16"]),
+    ],
+)
+@pytest.mark.parametrize("option", ["batch", "--batch"])
+def test_twice_the_batch(command, expected, option):
+    assert cli.with_twice_the_batch(command, option, has_cards=True) == (expected, 16)
+
+
+@pytest.mark.parametrize(
+    ("command", "has_cards", "ranks", "says"),
+    [
+        (["a.py", "--batch=8"], False, "1", "is for --gpu"),
+        (["a.py", "--batch=8"], True, "2", "leave out torchrun"),
+        (["a.py", "--batches=8"], True, "1", "has no batch with a number"),
+        (["a.py", "--batch", "large"], True, "1", "has no batch with a number"),
+        (["a.py", "--batch"], True, "1", "has no batch with a number"),
+    ],
+)
+def test_no_batch_to_double(command, has_cards, ranks, says, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    with pytest.raises(UserError, match=says) as error:
+        cli.with_twice_the_batch(command, "batch", has_cards)
+    assert error.value.code == 2
+
+
+@pytest.mark.slow
+def test_memory_at_twice_the_batch(tmp_path, own_audit):
+    options = ["--gpu", "T4", "--batch-option", "batch", "--json"]
+    answer = json.loads(printed(*own_audit, tmp_path, *options, TOYS, "sized", "--batch", 512))
+    (row,) = answer["speeds"]
+    jsonschema.validate(answer, SCHEMA)
+    assert row["larger"]["batch"] == 1024 and "at batch size 1,024" in answer["speeds_text"]
+    assert 1.5 < row["larger"]["reserved"] / row["memory"]["reserved"] < 2.5
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,10 @@ from bench.common import BOOK_TOKENS, DAMAGE, REFERENCE, ROOT, read_kept, sha256
 from gpt_speed import children, speed
 from gpt_speed.cards import Card
 from gpt_speed.common import UserError
-from gpt_speed.memory import MemoryNeed, memory_need
+from gpt_speed.memory import OTHERS, MemoryNeed, memory_need
 from gpt_speed.speed import Work
 
 BATCHES = [2**k for k in range(10)]
-OTHERS = 614  # MiB: the driver's own, its kernels, and a display
 TRACED = 8, 16  # from these two follow the larger ones: all sizes are a + b × batch
 NAME = "predict.json"
 REFUSED = "what it takes can't be predicted: "

@@ -32,7 +32,7 @@ from bench.predict.compiled import PYTORCH, compile_only_models
 from bench.predict.meta_patches import aten, is_meta, storage_id
 from bench.processes import error_line
 from gpt_speed.counting import Kernel, bytes_of, kernel_of
-from gpt_speed.memory import WORKSPACE, round_up
+from gpt_speed.memory import WORKSPACE, flash_buffers
 from gpt_speed.speed import Work
 
 STEPS = 3
@@ -49,14 +49,6 @@ PARTS = (
     "after training",
 )
 MOST_TOKENS = 2**22  # of a step: a larger one takes minutes, since its windows are made
-
-
-def flash_buffers(query: torch.Tensor) -> tuple[int, int]:
-    """Returns the bytes of what FlashAttention's backward pass makes and drops, in float32 and in
-    whole blocks (csrc/flash_attn/flash_api.cpp)."""
-    B, H, T, D = query.shape
-    T = round_up(T, 128)
-    return 4 * B * H * T, 4 * B * H * T * round_up(D, 32)
 
 
 def fused_adamw_work(weights, gradients, averages, squares) -> Work:
@@ -87,7 +79,7 @@ class Recorder(TorchDispatchMode):
         buffers = []
         if func is aten._scaled_dot_product_flash_attention_backward.default:
             _, query, *_ = args
-            buffers = [self.add_storage(size) for size in flash_buffers(query)]
+            buffers = [self.add_storage(size) for size in flash_buffers(query.shape)]
         result = func(*args, **kwargs)
         self.events += [-number for number in buffers]
         for tensor in filter(is_meta, tree_iter(result)):

@@ -207,7 +207,9 @@ def watched_facts(recording) -> dict:
     return dict(
         ops=recording.with_middle_times(),
         older=[*recording.older.items()],
+        storages=[[*vars(storage).values()] for storage in recording.storages],
         syncs=recording.syncs,
+        recurrent=recording.is_recurrent,
     )
 
 
@@ -348,13 +350,15 @@ def peak_memory() -> int | None:
 
 def optimizer_facts(optimizer) -> dict:
     """Returns an optimizer's class, whether it is PyTorch's `own`, `accepts` to be fused, and is,
-    how many tensors it updates, and the script's line that made it."""
+    whether it may update all tensors at once (`foreach`), how many it updates, and the script's
+    line that made it."""
     optimizer_class, groups = type(optimizer), optimizer.param_groups
     return dict(
         name=optimizer_class.__name__,
         own=optimizer_class.__module__.startswith("torch.optim"),
         accepts="fused" in inspect.signature(optimizer_class.__init__).parameters,
         fused=all(group.get("fused") for group in groups),
+        foreach=all(group.get("foreach", False) is not False for group in groups),
         tensors=sum(len(group["params"]) for group in groups),
         place=steps.made_at.get(id(optimizer), ""),
     )
@@ -406,6 +410,8 @@ def add_marks() -> None:
     marks["keep_scriptable"](
         functional.scaled_dot_product_attention, "aten::scaled_dot_product_attention"
     )
+    hook(functional, "rms_norm", marking(marks["of_norm"]))
+    marks["keep_scriptable"](functional.rms_norm, "aten::rms_norm")
 
 
 def marking(marks_of):

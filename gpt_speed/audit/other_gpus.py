@@ -1,23 +1,78 @@
-"""The watched step's speed on other GPUs."""
+"""The watched step's speed and memory on other GPUs."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from gpt_speed.audit.step import Step
+from gpt_speed.audit.translate import ABOUT, AT_LEAST, AT_MOST, Translation, translated
 from gpt_speed.cards import CARDS, Card
+from gpt_speed.common import listed, memory_text
+from gpt_speed.memory import MIB, OTHERS, DoesNotFit, simulate, workspace
 from gpt_speed.speed import UNCHECKED, Work, margin, missing_precision, seconds
-from gpt_speed.tables import Table, markdown, text_col
+from gpt_speed.tables import Column, Table, markdown, text_col
 
 
-def speeds_on(cards: Sequence[str], step: Step, count: int) -> list[dict]:
-    """Predicts the throughput of each card, from `low` to `high` and as a text `speed`, with
-    `count` tokens in a step; `low` and `high` are None where the card has no units for a type of
-    the script, or is an AMD."""
-    work = work_of(step)
-    return [dict(card=card, **speed_on(CARDS[card], work, step, count)) for card in cards]
+class OtherGpus(NamedTuple):
+    """What an audit says of GPUs that aren't here."""
+
+    rows: list[dict]  # of each card, as row_on returns it
+    text: str  # in Markdown
+
+
+def on_other_gpus(
+    cards: Sequence[str], step: Step, tokens: int, larger: "LargerBatch | None" = None
+) -> OtherGpus:
+    """Predicts what a step takes on each card, with so many `tokens` in it (0: not known), and its
+    memory at a larger batch size."""
+    if not cards:
+        return OtherGpus([], "")
+    work, translation = work_of(step), translated(step)
+    rows = []
+    for name in cards:
+        card = CARDS[name]
+        row = dict(card=name, **speed_on(card, work, step, tokens or 1))
+        row["memory"] = memory_on(card, translation)
+        if larger:
+            row["larger"] = dict(batch=larger.batch, **memory_on(card, translated(larger.step)))
+        rows.append(row)
+    return OtherGpus(rows, text_of(rows, step, translation, "tok" if tokens else "steps"))
+
+
+class LargerBatch(NamedTuple):
+    """The watched step at a larger batch size."""
+
+    batch: int
+    step: Step
+
+
+def memory_on(card: Card, translation: Translation) -> dict:
+    """Returns the bytes that PyTorch `reserved` on a card in steps like the watched one; the `room`
+    that there is; how to read it, as Translation.`bound`; whether it `fits` (None where that isn't
+    known); and all that as a `text`."""
+    room, bound = (card.mib - OTHERS) * MIB, translation.bound
+    events = translation.memory.events(workspace(card.capability, card.is_amd))
+    reserved, fits = simulate(events).reserved, can_run(events, room)
+    if bound == ABOUT or bound == (AT_LEAST if fits else AT_MOST):
+        fits = None
+    text = " ".join(filter(None, (bound, memory_text(reserved, room))))
+    if fits is False:
+        text += ": too much"
+    return dict(reserved=reserved, room=room, bound=bound, fits=fits, text=text)
+
+
+def can_run(events: list[int], capacity: int) -> bool:
+    """Tells whether a card with so many bytes has room for the events."""
+    try:
+        simulate(events, capacity)
+    except DoesNotFit:
+        return False
+    return True
 
 
 def speed_on(card: Card, work: list[Work], step: Step, count: int) -> dict:
-    """Predicts the throughput of one card; see speeds_on."""
+    """Predicts the throughput of a card, from `low` to `high` and as a text `speed`, with `count`
+    tokens in a step; `low` and `high` are None where the card has no units for a type of the
+    script, or is an AMD."""
     times = seconds(work, card)
     if times is None:
         return dict(low=None, high=None, speed=f"no {missing_precision(work, card)}")
@@ -60,18 +115,35 @@ def kernels_of_update(step: Step) -> float:
     return 1 / (sum(one_by_one) or 1)
 
 
-def speeds_text(rows: list[dict], step: Step, unit: str) -> str:
-    """Writes the speeds, in a unit a second, as a table in Markdown, with what to know of it."""
-    table = markdown(
-        Table(
-            [text_col("GPU", "card"), text_col(f"{unit}/sec", "speed")],
-            rows,
-            "On GPUs that aren't here, predicted:",
-        )
-    )
-    precision = step.precision(step.type)
+def text_of(rows: list[dict], step: Step, translation: Translation, unit: str) -> str:
+    """Writes what a step takes on the cards, its speed in a `unit` a second, as a table in
+    Markdown, with what to know of it."""
+    columns = [
+        text_col("GPU", "card"),
+        text_col(f"{unit}/sec", "speed"),
+        Column("memory needed", lambda row: row["memory"]["text"], left=True),
+    ]
+    if "larger" in rows[0]:
+        heading = f"at batch size {rows[0]['larger']['batch']:,}"
+        columns.append(Column(heading, lambda row: row["larger"]["text"], left=True))
+    table = markdown(Table(columns, rows, "On GPUs that aren't here, predicted:"))
     return (
-        f"{table}\nPredicted from the operators of the watched step, matmuls in {precision};"
-        " compiled parts are counted uncompiled. How far to trust it: docs/predictions.md of"
-        " gpt-speed\n"
+        f"{table}\nSpeed: from the operators of the watched step, matmuls in"
+        f" {step.precision(step.type)}; compiled parts are counted uncompiled. How far to trust"
+        f" it: docs/predictions.md of gpt-speed\n\n{memory_notes(translation)}\n"
     )
+
+
+def memory_notes(translation: Translation) -> str:
+    """Tells what the memory is of, and what was translated to a GPU."""
+    sentences = [
+        "Memory: what PyTorch reserves in steps like the watched one, without evaluations; of each"
+        f" GPU {OTHERS / 1024:.1f} GB are left for driver and display."
+    ]
+    if translation.changes:
+        sentences.append(f"As on a GPU: {listed(translation.changes)}.")
+    if translation.bounds:
+        sentences.append(
+            f'Not as on a GPU, so that it is "{translation.bound}": {listed(translation.bounds)}.'
+        )
+    return " ".join(sentences)

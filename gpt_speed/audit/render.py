@@ -7,7 +7,7 @@ from statistics import median
 
 from gpt_speed.audit.checks import CANT_TELL, LACKS, Finding, check
 from gpt_speed.audit.notes import notes_of
-from gpt_speed.audit.other_gpus import speeds_on, speeds_text
+from gpt_speed.audit.other_gpus import LargerBatch, on_other_gpus
 from gpt_speed.audit.step import Step
 from gpt_speed.cards import PEAK_FLOPS
 from gpt_speed.common import counted, listed, memory_text
@@ -31,6 +31,7 @@ def audit_of(
     gains: dict[str, float],
     gains_from: str,
     cards: Sequence[str] = (),
+    larger: LargerBatch | None = None,
 ) -> dict:
     """Returns what --json prints, from what gpt_speed.audit.run reports, the techniques' `names`
     and what they gained on our model, both by their patches, and where in words they did."""
@@ -41,8 +42,7 @@ def audit_of(
         for number, (patch, name) in enumerate(names.items(), 1)
         if patch in findings
     ]
-    speeds = speeds_on(cards, step, figures["tokens"] or 1)
-    unit = "tok" if figures["tokens"] else "steps"
+    gpus = on_other_gpus(cards, step, figures["tokens"], larger)
     return dict(
         version=1,
         command=command,
@@ -51,8 +51,8 @@ def audit_of(
         techniques=techniques,
         gains_from=gains_from,
         notes=notes_of(step, timed),
-        speeds=speeds,
-        speeds_text=speeds_text(speeds, step, unit) if speeds else "",
+        speeds=gpus.rows,
+        speeds_text=gpus.text,
     )
 
 

@@ -28,12 +28,17 @@ def audit(command: list[str], minutes: float, python: str = sys.executable) -> t
     children.keep_stdin()
     timed = run(command, dict(mode="time"), minutes, python)
     check_steps(timed, script_name(command))
+    return timed, watch(command, timed, minutes, python)
+
+
+def watch(command: list[str], timed: dict, minutes: float, python: str) -> dict:
+    """Returns the report on a watched run, by that on the timed one. Raises UserError."""
     watched = run(command, watch_order(timed), minutes, python)
     check_matmuls(watched, script_name(command))
     if not timed["graphs"]:  # as with TORCH_COMPILE_DISABLE=1
         for op in watched["ops"]:
             op["compiled"] = False
-    return timed, watched
+    return watched
 
 
 def watch_order(timed: dict) -> dict:

@@ -3,8 +3,8 @@ with a WatchedOp of each operator."""
 
 import contextlib
 import functools
+import gc
 import importlib
-import itertools
 import os
 import runpy
 import sys
@@ -57,16 +57,28 @@ class WatchedOp:
     seconds: float = 0.0
 
 
+@dataclass
+class WatchedStorage:
+    """The life of a storage; gpt_speed.audit.storages.Storage has the same fields."""
+
+    size: int  # bytes
+    device: str
+    role: str  # "model"; "optimizer", for its state; "" for all else
+    born: int | None  # the index of the operator that made it; None where it is older than the step
+    died: int | None = None  # the index of the next operator after its end; None where it lives on
+
+
 class Recording:
     """What is noted of one step. It knows tensors by the number of their storage."""
 
     def __init__(self):
         self.live = {}  # number and weak reference of each storage that is alive, by its address
-        self.count = itertools.count()  # numbers for storages
+        self.storages = []  # a WatchedStorage for each number
         self.older = {}  # what describe_older says of storages from before the step, by number
         self.ops = []  # a WatchedOp for each call
         self.times = []  # the seconds of each of them, a list for each step with equal operators
         self.nodes = {}  # by autograd's sequence numbers, the indices in `ops` of what made nodes
+        self.is_recurrent = False  # whether the script has a module of that kind
         self.syncs = []  # whether each backward pass reduces gradients over ranks
 
     def add(self, func, args: tuple, kwargs: dict, result, caller: "Caller", phase: str) -> None:
@@ -113,20 +125,43 @@ class Recording:
         ]
 
     def describe(self, tensor, is_input: bool = False) -> tuple:
-        """Returns (number of storage, shape, type). Of an input whose storage is new to this class,
-        which means older than the step, `older` gets a description."""
+        """Returns (number of storage, shape, type). Of an input whose storage is older than the
+        step, `older` gets a description."""
         shape, type = tuple(tensor.shape), type_name(tensor.dtype)
+        born = None
+        if not is_input:
+            born = len(self.ops)
+        number = self.number_of(tensor, born)
+        if number < 0:
+            return number, shape, type
+        if is_input and number not in self.older and self.storages[number].born is None:
+            self.older[number] = describe_older(tensor)
+        return number, shape, type
+
+    def number_of(self, tensor, born: int | None, role: str = "") -> int:
+        """Returns the number of a tensor's storage. Where it is new to this class, its life begins
+        with the operator of index `born`, or before the step; it isn't kept alive."""
         try:
             storage = tensor.untyped_storage()
         except (RuntimeError, NotImplementedError):  # sparse, or a tensor without storage
-            return -1, shape, type
+            return -1
         key = storage._cdata
         if key not in self.live:
-            number = next(self.count)
-            self.live[key] = number, weakref.ref(storage, lambda _: self.live.pop(key, None))
-            if is_input:
-                self.older[number] = describe_older(tensor)
-        return self.live[key][0], shape, type
+            number = len(self.storages)
+            life = WatchedStorage(storage.nbytes(), storage.device.type, role, born)
+            self.storages.append(life)
+
+            def end(_) -> None:
+                self.live.pop(key, None)
+                life.died = len(self.ops)
+
+            self.live[key] = number, weakref.ref(storage, end)
+        return self.live[key][0]
+
+    def add_older(self, tensors, role: str = "") -> None:
+        """Begins the lives of tensors' storages before the step, if they are new to this class."""
+        for tensor in tensors_in(tensors):
+            self.number_of(tensor, None, role)
 
     def end(self) -> None:
         """Forgets what only counts during the step, and moves the operators' times aside."""
@@ -187,6 +222,16 @@ class Watch(TorchDispatchMode):
     def begin_step(self, optimizers) -> None:
         """Begins to watch; the optimizers' tensors come before others with their storages."""
         recording = Recording()
+        tensors, modules = living()
+        recording.is_recurrent = any(isinstance(module, torch.nn.RNNBase) for module in modules)
+        recording.add_older([optimizer.param_groups for optimizer in optimizers], "model")
+        recording.add_older(
+            [[*module.parameters(), *module.buffers()] for module in modules], "model"
+        )
+        recording.add_older([optimizer.state for optimizer in optimizers], "optimizer")
+        leaves_of_graphs = [tensor for tensor in tensors if tensor.is_leaf]
+        recording.add_older([tensor.grad for tensor in leaves_of_graphs], "gradient")
+        recording.add_older(tensors)
         recording.inputs(dict(groups=[optimizer.param_groups for optimizer in optimizers]))
         self.recording = recording
 
@@ -258,6 +303,18 @@ class Callers:
             place, function = caller_of(frames, phase)
             self.known[stack] = Caller(place, function, hash(stack), is_compiled(frames))
         return self.known[stack]
+
+
+def living() -> tuple[list, list]:
+    """Returns the tensors and the modules that exist in this process. `type` is asked, since a
+    proxy's class may be computed."""
+    tensors, modules = [], []
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.nn.Module):
+            modules.append(thing)
+        elif issubclass(type(thing), torch.Tensor):
+            tensors.append(thing)
+    return tensors, modules
 
 
 def identify(func, args: tuple, kwargs: dict) -> tuple[str, dict]:

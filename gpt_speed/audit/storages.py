@@ -1,0 +1,147 @@
+"""The storages of the watched step, and what gpt_speed.memory's allocator is told of them."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpt_speed.audit.graph import Op
+from gpt_speed.audit.step import Step
+
+STEPS = 3  # that are replayed
+
+
+@dataclass(eq=False)
+class Storage:
+    """The life of a storage, from the fields of a gpt_speed.audit.watch.WatchedStorage."""
+
+    size: int  # bytes
+    device: str
+    role: str  # "model"; "optimizer", for its state; "gradient"; "" for all else
+    born: int | None  # the index of the operator that made it; None where it is older than the step
+    died: int | None  # the index of the next operator after its end; None where it lives on
+
+    def live_until(self, index: int | None) -> None:
+        """Puts off its end to an operator, if that isn't earlier; None: beyond the step."""
+        if index is None or self.died is None:
+            self.died = None
+        else:
+            self.died = max(self.died, index)
+
+    def is_on(self, device: str) -> bool:
+        """Tells whether it lies on a device, or on a GPU if the CPU's step runs there: what is
+        older than that step, outlives it, and belongs neither to the model nor to the optimizer,
+        is data, and lies in the CPU's memory there, too."""
+        is_data = self.born is None and self.died is None and not self.role
+        return self.device == device and not (device == "cpu" and is_data)
+
+
+class StepMemory:
+    """The storages of the watched step on the device that trains."""
+
+    def __init__(self, step: Step):
+        self.ops: list[Op] = step.ops
+        storages = (Storage(*row) for row in step.facts["storages"])
+        self.storages = {
+            number: storage for number, storage in enumerate(storages) if storage.is_on(step.device)
+        }  # by the numbers that tensors have
+        self.others: list[Storage] = []  # that no tensor of the watched step has
+        self.scratch: dict[int, list[int]] = defaultdict(list)  # bytes: see add_scratch
+
+    def add(self, size: int, born: int, died: int) -> None:
+        """Adds a storage from one operator to another."""
+        self.others.append(Storage(size, "", "", born, died))
+
+    def add_scratch(self, index: int, sizes: Iterable[int]) -> None:
+        """Adds what an operator makes before its results, and drops."""
+        self.scratch[index] += sizes
+
+    def made_between(self, begin: int, end: int) -> dict[int, Storage]:
+        """Returns the storages that operators from `begin` to before `end` make and drop, by
+        number."""
+        return {
+            number: storage
+            for number, storage in self.storages.items()
+            if storage.born is not None
+            and storage.died is not None
+            and begin <= storage.born < storage.died <= end
+        }
+
+    def spans_of_updates(self) -> list[tuple[int, int]]:
+        """Returns the indices of the first operator of each update, and of the one after it."""
+        spans: list[tuple[int, int]] = []
+        for index, op in enumerate(self.ops):
+            if op.phase != "optimizer":
+                continue
+            if spans and spans[-1][1] == index:
+                spans[-1] = spans[-1][0], index + 1
+            else:
+                spans.append((index, index + 1))
+        return spans
+
+    def events(self, workspace: int) -> list[int]:
+        """Returns what gpt_speed.memory.simulate takes: the model, the `workspace` of matmuls, in
+        bytes, and STEPS steps, in the first of which the optimizer makes its state."""
+        return Replay(self, workspace).events
+
+
+class Replay:
+    """Steps like the watched one, one after the other from the first one on, as `events`."""
+
+    def __init__(self, memory: StepMemory, workspace: int):
+        self.memory = memory
+        self.events: list[int] = []
+        self.count = 0  # of storages that were made
+        self.living: dict[Storage, int] = {}  # the number of each by `events`
+        # Of those that outlive the step in which they are made, by size: the next step has them as
+        # older storages.
+        self.survivors: dict[int, list[int]] = defaultdict(list)
+        self.born, self.died = by_index(memory, "born"), by_index(memory, "died")
+        older = self.born.pop(None, [])
+        self.state = [storage for storage in older if storage.role == "optimizer"]
+        self.first_update = next((begin for begin, _ in memory.spans_of_updates()), 0)
+        for storage in older:
+            if storage.role == "model" or storage.died is None and storage not in self.state:
+                self.begin(storage)
+        self.make(workspace)
+        for _ in range(STEPS):
+            self.run_step()
+
+    def run_step(self) -> None:
+        """Adds a step."""
+        for index in range(len(self.memory.ops) + 1):
+            for storage in self.died[index]:
+                self.end(storage)
+            if index == self.first_update:
+                while self.state:
+                    self.begin(self.state.pop(0))
+            scratch = [self.make(size) for size in self.memory.scratch.get(index, [])]
+            self.events += [-number for number in scratch]
+            for storage in self.born[index]:
+                self.begin(storage)
+        for storage in [storage for storage in self.living if storage.born is not None]:
+            self.survivors[storage.size].append(self.living.pop(storage))
+
+    def make(self, size: int) -> int:
+        self.events.append(size)
+        self.count += 1
+        return self.count
+
+    def begin(self, storage: Storage) -> None:
+        self.living[storage] = self.make(storage.size)
+
+    def end(self, storage: Storage) -> None:
+        """Ends a storage of this step, or the one of the step before that is as large; the first
+        step has no other one before it."""
+        survivors = self.survivors[storage.size]
+        if storage in self.living:
+            self.events.append(-self.living.pop(storage))
+        elif survivors:
+            self.events.append(-survivors.pop(0))
+
+
+def by_index(memory: StepMemory, field: str) -> dict[int | None, list[Storage]]:
+    """Returns the storages by the index of the operator at their birth or at their end."""
+    groups = defaultdict(list)
+    for storage in (*memory.storages.values(), *memory.others):
+        groups[getattr(storage, field)].append(storage)
+    return groups
