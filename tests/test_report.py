@@ -542,7 +542,9 @@ NOT_MEASURED = [
     "Python 3.11 or newer",
     "PyTorch 2.13",
     "The GPU figures used 2.11",
-    "It took 4 on two CPU cores",  # no log
+    "it took 4.",  # on two CPU cores; no log
+    "since 2.13 compiled dropout",
+    "--dropout 0.1`",
 ]
 NUMBER = re.compile(  # with a unit, a fraction or thousands
     r"\d[\d.,–]*\s?(?:×|%|GB|tok/s|tokens|times|minutes|seconds|M\b)|\d+\.\d+|\d,\d{3}"
