@@ -41,7 +41,8 @@ ORDER = {
 }
 BENCH, GPT_SPEED = ROOT / "bench", ROOT / "gpt_speed"
 MODULES = sorted([*BENCH.rglob("*.py"), *GPT_SPEED.rglob("*.py")])
-TOOLS = [*MODULES, ROOT / "patches" / "stack.py"]
+SCRIPTS = sorted(ROOT.glob("0*.py"))  # and the three lessons
+TOOLS = [*MODULES, ROOT / "patches" / "stack.py", ROOT / "data" / "prepare.py", *SCRIPTS]
 MOST_DECISIONS = 10
 
 

@@ -31,8 +31,9 @@ from torch._dynamo.utils import counters
 
 def gradients(compute):
     torch.manual_seed(1)
-    x_NC, weight_VC = torch.randn(40, 16), torch.randn(64, 16)
-    targets_N = torch.randint(64, (40,))
+    N = int(sys.argv[2])
+    x_NC, weight_VC = torch.randn(N, 16), torch.randn(64, 16)
+    targets_N = torch.randint(64, (N,))
     tensors = [x_NC.requires_grad_(), weight_VC.requires_grad_()]
     loss = compute(*tensors, targets_N)
     loss.backward()
@@ -81,14 +82,14 @@ def edited(folder: Path, name: str, *edits: str, size: int = 1024, factor: int =
 
 @pytest.mark.slow
 def test_no_edit_takes_what_was_compiled_of_another(tmp_path):
-    """Each of them is compiled anew, and computes what it does uncompiled; a second start of the
-    same script compiles nothing."""
+    """Each of them, a script with another class of the same name, is compiled anew, and computes
+    what it does uncompiled; a second start of the same text compiles nothing."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
 
-    def start(script: Path) -> dict:
+    def start(script: Path, tokens: int = 40) -> dict:
         done = subprocess.run(
-            [sys.executable, program, script],
+            [sys.executable, program, script, str(tokens)],
             capture_output=True,
             text=True,
             env=environment(**{FOLDER: str(tmp_path / "cache")}),
@@ -96,12 +97,13 @@ def test_no_edit_takes_what_was_compiled_of_another(tmp_path):
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
-    def is_compiled(*arguments, **settings) -> None:
-        answer = start(edited(tmp_path, *arguments, **settings))
+    def is_compiled(*arguments, tokens: int = 40, **settings) -> None:
+        answer = start(edited(tmp_path, *arguments, **settings), tokens)
         assert (answer["hits"], answer["misses"], answer["bypasses"]) == (0, 1, 0), arguments
         assert answer["off"] < 1e-5, arguments
 
     is_compiled("first")
+    is_compiled("longer", tokens=48)  # as another context length has it
     for name in ("forward", "backward", "gradient"):
         is_compiled(name, name)
     is_compiled("large-chunks", "constant", size=20)  # a constant that it reads, and that constant
