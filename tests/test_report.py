@@ -35,7 +35,7 @@ from bench.analysis.totals import totals_in
 from bench.common import REFERENCE
 from bench.measure.journal import read_journal
 from bench.measure.machine import read_look
-from bench.report import page, readme, technique_pages, waterfall
+from bench.report import page, readme, technique_pages, to_loss, waterfall
 from bench.report.machine_section import headline
 from bench.report.notes import full_notes, provenance
 from bench.report.pictures import place_of
@@ -87,9 +87,8 @@ def test_markdown():
     """A column without a figure is left out, unless the table wants it; a bar is escaped; a figure
     is an attribute or a key, or one within another."""
     rows = [
-        dict(label="a|b", record=SimpleNamespace(mfu=0.25, end=dict(gb=2))),
+        dict(label="a|b", record=SimpleNamespace(mfu=0.25, end=dict(gb=2, mib=None))),
         dict(label=None, record=None),
-        {},
     ]
     columns = [
         text_col("run|s", "label"),
@@ -97,13 +96,24 @@ def test_markdown():
         num_col("GB", "record.end.gb"),
         num_col("gone", "record.end.mib", ".2f"),
     ]
-    assert markdown(Table(columns, rows[:2])) == (
+    assert markdown(Table(columns, rows)) == (
         "| run\\|s | MFU | GB |\n| :-- | --: | --: |\n| a\\|b | 25.0% | 2 |\n|  |  |  |\n"
     )
     whole = markdown(Table(columns, rows, "What:", missing="n/a", every_column=True))
-    assert whole.startswith("What:\n\n| run") and rows_of_text(whole)[2] == ["n/a"] * 4
-    with pytest.raises(AttributeError):  # a name that no row has is an error, not an empty column
-        markdown(Table([num_col("MFU", "mfo")], [SimpleNamespace(mfu=1)]))
+    assert whole.startswith("What:\n\n| run") and rows_of_text(whole)[1] == ["n/a"] * 4
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        (SimpleNamespace(mfu=1), "mfo"),
+        (dict(mfu=1), "mfo"),
+        (SimpleNamespace(config=dict(mfu=1)), "config.mfo"),
+    ],
+)
+def test_a_misspelt_figure_is_no_empty_column(row, name):
+    with pytest.raises((AttributeError, KeyError), match="mfo"):
+        markdown(Table([num_col("MFU", name)], [row]))
 
 
 def test_techniques(shown):
@@ -216,6 +226,36 @@ def test_the_title_of_times_to_a_loss():
     ((measured, rows),) = newest_in(REFERENCE / "nvidia-h200", "time-to-loss")
     (target,) = measured.plan.targets.values()
     assert time_to_loss.title_of(rows, target).startswith("01: 0.54 times as fast as 00\n")
+
+
+@pytest.fixture
+def h200_times(tmp_path, monkeypatch):
+    """A copy of the journal that the picture of losses over seconds is of."""
+    monkeypatch.setattr(to_loss, "MACHINE", tmp_path)
+    return shutil.copy(REFERENCE / "nvidia-h200" / "time-to-loss.jsonl", tmp_path)
+
+
+def test_a_curve_is_of_the_script_that_the_legend_names(h200_times):
+    """Wherever its row stands in the journal."""
+    lines = [json.loads(line) for line in h200_times.read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        if line["event"] == "study":
+            baseline, *others = line["plan"]["runs"]
+            line["plan"]["runs"] = [baseline, *reversed(others)]
+    h200_times.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    ((_, rows),) = newest_in(h200_times.parent, "time-to-loss")
+    by_script = {str(row.run.script): row for row in rows}
+    figure = to_loss.loss_over_seconds()
+    curves = {line.get_label(): line for line in figure.axes[0].get_lines()}
+    for script, label in to_loss.CURVES.items():
+        losses = [point.val_loss for point in by_script[script].trainings[0].points]
+        assert list(curves[label].get_ydata()) == losses, label
+
+
+def test_a_curve_that_the_journal_lacks_is_named(h200_times):
+    drop_runs(h200_times, "variant-optimizer-muon+compile-blocks-batch-4-rate-0.001")
+    with pytest.raises(UserError, match="no times to a loss of optimizer-muon.compile-blocks in"):
+        to_loss.loss_over_seconds()
 
 
 def test_what_was_measured(shown):

@@ -12,7 +12,7 @@ from bench.analysis.gains import is_of_variant
 from bench.analysis.rows import Goal, printed, rows_of
 from bench.measure.journal import read_journal
 from bench.report.notes import rounds_note, seeds_note
-from bench.studies.time_to_loss import time_columns
+from bench.report.to_loss import time_columns
 
 
 @pytest.fixture
@@ -195,6 +195,16 @@ def test_two_rows(rows):
     expected = ttest_rel(*([math.log(speed) for speed in row.speeds] for row in (b, b.reference)))
     assert b.interval == pytest.approx(tuple(map(math.exp, expected.confidence_interval())))
     assert b.significance == "faster"
+
+
+def test_only_the_speedup_over_the_reference_is_tested(rows):
+    """What the table says of a row over the one before isn't true of it over another one."""
+    _, b, c = rows(plan_of(*"abc"), noisy(100, 200, 201))
+    assert (b.significance, c.significance) == ("faster", "no significant change")
+    over_the_first = c.speedup_over(c.baseline)
+    assert over_the_first.interval[0] > 1.9
+    with pytest.raises(AttributeError):
+        over_the_first.significance  # noqa: B018 (it is a property)
 
 
 def test_a_failed_run_leaves_its_row_out_of_the_test(rows):

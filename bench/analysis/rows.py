@@ -291,6 +291,7 @@ class Row(Figures):
         self.run = run  # as planned
         self.measured = measured
         self.table = table
+        self.speedups: dict[Goal | None, Speedup] = {}  # those that were asked for
 
     @property
     def label(self) -> str:
@@ -384,11 +385,12 @@ class Row(Figures):
             self.reference.run, self.run, on_gpu=bool(self.measured.machine["gpus"])
         )
 
-    def speedup(self, target: float | None = None, with_first_step: bool = False) -> "Comparison":
+    def speedup(self, target: float | None = None, with_first_step: bool = False) -> "Speedup":
         """Returns how many times as fast as its reference it is, or comes to a target."""
-        if target is None:
-            return Comparison(self, self.reference)
-        return Comparison(self, self.reference, Goal(target, with_first_step))
+        goal = None if target is None else Goal(target, with_first_step)
+        if goal not in self.speedups:
+            self.speedups[goal] = Speedup(self, self.reference, goal)
+        return self.speedups[goal]
 
     def speedup_over(self, other: "Row | None") -> "Comparison":
         """Returns how many times as fast as another row it is."""
@@ -540,10 +542,15 @@ class Comparison:
         low, high = self.interval
         return high > WIDE * low
 
+
+class Speedup(Comparison):
+    """How many times as fast as its reference a row is: the one comparison of a row that is tested
+    together with those of its table."""
+
     @property
     def significance(self) -> str | None:
-        """Of the speedup over the row's reference, by the whole table: "faster", "slower", "no
-        significant change" or "not tested"; None without figures."""
+        """By the whole table: "faster", "slower", "no significant change" or "not tested"; None
+        without figures."""
         if not self.pair:
             return None
         return self.family.significance(self.row.run.name)

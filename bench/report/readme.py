@@ -17,6 +17,7 @@ from bench.analysis.folders import has_gpu, machines, newest_in
 from bench.analysis.gains import ladder_sessions
 from bench.analysis.rows import Row, known_values
 from bench.analysis.totals import optimized_in, rounds_of_both
+from bench.analysis.tuning import DEFAULT_LOSS, EPOCH_LOSS
 from bench.catalogue import effect_on_loss
 from bench.common import REFERENCE, ROOT, relative, short_name, write_whole
 from bench.predict.batches import comparable_batch
@@ -403,6 +404,6 @@ BLOCKS: dict[str, Callable[[], Table | str]] = {
 BLOCKS_OF_MACHINES: dict[str, Callable[[Path], Table | str]] = {
     "measured": measured_when,
     "own-gpu": prediction_tables.gpu_table,
-    "to-loss": partial(to_loss.table_of, ""),
-    "to-loss-epoch": partial(to_loss.table_of, "epoch"),
+    "to-loss": partial(to_loss.table_of, "", DEFAULT_LOSS),
+    "to-loss-epoch": partial(to_loss.table_of, "epoch", EPOCH_LOSS),
 }

@@ -2,22 +2,22 @@
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass
 from textwrap import fill
 
-from bench.analysis.rows import Row, rows_of, subtract
+from bench.analysis.rows import Row, rows_of
+from bench.analysis.tuning import DEFAULT_LOSS
 from bench.catalogue import EPOCHS, Run
 from bench.measure.journal import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.measure.sizing import DEMO_TOKENS, tokens_per_epoch
 from bench.report.notes import machine_note
 from bench.report.pictures import COLOURS, Bar, add_legend, draw_bars, key, place_of, rows_of_panels
-from bench.report.tables import RUN, SPEED, bold, spread
+from bench.report.tables import RUN, SPEED
+from bench.report.to_loss import speedup_to_loss, time_columns
 from bench.studies import Study, search
 from gpt_speed.common import UserError
-from gpt_speed.tables import Column, Table, fmt, num_col, text_col
+from gpt_speed.tables import Table, fmt
 
-TARGET = "the lowest validation loss of 00 in its default run"
 LIMIT = 3  # a run of so many times the tokens of 00's default run hasn't reached the target
 LOG_TOKENS = {"cuda": 40_960, "cpu": 4_096}  # from one log line to the next, of such runs
 COLD_ROUNDS = 2  # later ones tell how long a second start takes
@@ -78,7 +78,7 @@ class TimeToLoss(Study):
         if not row.record or row.lowest_val_loss is None:
             raise UserError(f"there is no target, since 00's default run failed: {row.error}")
         return dict(
-            targets={TARGET: row.lowest_val_loss},
+            targets={DEFAULT_LOSS: row.lowest_val_loss},
             tokens=LIMIT * row.record.logs[-1]["tokens"],
         )
 
@@ -142,8 +142,8 @@ def plan_after_search(setup: Setup) -> Plan:
     UserError, OSError as search.read_search."""
     if setup.args.names:
         raise UserError("--epoch measures what a search found: leave --names out", 2)
-    points, length = search.read_search(setup)
-    first, *others = [point.run(setup) for point in points]
+    settings, length = search.read_search(setup)
+    first, *others = [search.run_at(setting, setup) for setting in settings]
     runs = [first, *(run.replace(compared_to=first.name) for run in others)]
     return plan_to_target(runs, "epoch", search.LOG_TOKENS[setup.device], length)
 
@@ -243,88 +243,7 @@ def time_text(row: Row, target: float) -> str:
     seconds = row.seconds_to(target, with_first_step=True)
     if not seconds:
         return row.error or "not reached"
-    factor = speedup_of(row, target, with_first_step=True)
+    factor = speedup_to_loss(row, target, with_first_step=True)
     if factor:
         return f"{seconds:,.1f} s, {factor}×"
     return f"{seconds:,.1f} s"
-
-
-@dataclass(frozen=True)
-class TimeCells:
-    """The text of a row's cells in the table of one target."""
-
-    target: float
-
-    def seconds(self, row: Row) -> str:
-        seconds = row.seconds_to(self.target, with_first_step=True)
-        return row.error or fmt(seconds, ",.1f") or "not reached"
-
-    def range(self, row: Row) -> str:
-        """Returns the range of the seconds, up to "not reached" where a run missed the target."""
-        arrivals = row.arrivals(self.target)
-        if all(arrival.missed for arrival in arrivals):
-            return ""
-        times = [arrival.after(with_first_step=True) for arrival in arrivals]
-        return spread(times, ",.1f").replace("inf", "not reached")
-
-    def first_step(self, row: Row) -> str:
-        """Returns the seconds that the first step takes beyond a median one."""
-        with_first = row.seconds_to(self.target, with_first_step=True)
-        extra = subtract(with_first, row.seconds_to(self.target))
-        if extra is None:
-            return ""
-        return f"{max(0.0, extra):.1f}"  # it may be shorter than a median step
-
-    def again(self, row: Row) -> str:
-        """Returns the seconds of a second start, which finds the compiler's cache."""
-        seconds = row.seconds_to(self.target)
-        if seconds is None or row.warm_excess is None:
-            return ""
-        return f"{seconds + max(0.0, row.warm_excess):,.1f}"
-
-    def factor(self, row: Row) -> str:
-        """Returns the speedup with compilation, as who waits for it counts."""
-        return self.tested_speedup(row, with_first_step=True)
-
-    def factor_without_compiling(self, row: Row) -> str:
-        return self.tested_speedup(row, with_first_step=False)
-
-    def tested_speedup(self, row: Row, with_first_step: bool) -> str:
-        """Returns a speedup, bold where it is significant."""
-        text = speedup_of(row, self.target, with_first_step)
-        return bold(text, row.speedup(self.target, with_first_step).significance)
-
-    def interval(self, row: Row) -> str:
-        return spread(row.speedup(self.target, with_first_step=True).interval, ".2f")
-
-    def tokens(self, row: Row) -> str:
-        return fmt(row.tokens_to(self.target), ",.0f")
-
-
-def time_columns(target: float, rows: list[Row]) -> list[Column]:
-    """Returns the columns of one target's table. *again* is only there after warm rounds."""
-    cells = TimeCells(target)
-    columns = [
-        RUN,
-        SPEED,
-        num_col("× tok/sec", "factor", ".2f"),
-        Column("tokens", cells.tokens),
-        Column("seconds", cells.seconds),
-        Column("range", cells.range),
-        Column("× to the loss", cells.factor),
-        Column("95%", cells.interval),
-        Column("first step, extra s", cells.first_step),
-    ]
-    if any(row.warm_excess is not None for row in rows):
-        columns.append(Column("again, s", cells.again))
-    return [
-        *columns,
-        Column("× not counting compiling", cells.factor_without_compiling),
-        text_col("compared to", "reference.label"),
-    ]
-
-
-def speedup_of(row: Row, target: float, with_first_step: bool) -> str:
-    """Returns "1.23", or a bound such as "> 1.23"; "" where it isn't known."""
-    speedup = row.speedup(target, with_first_step)
-    return f"{speedup.sign}{speedup.factor:.2f}" if speedup.factor else ""
