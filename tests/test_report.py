@@ -565,7 +565,7 @@ def test_the_pages_are_what_the_command_writes():
         text = path.read_bytes().decode()
         blocks |= {block["name"] for block in readme.BLOCK.finditer(text)}
         assert update(text, readme.SHOWN) == text, path.name
-    assert readme.BLOCKS.keys() | readme.BLOCKS_OF_MACHINES.keys() <= blocks
+    assert readme.BLOCKS.keys() <= blocks
     assert all({"Use", "Limits"} <= patch.fields.keys() for patch in stack.load())
     assert readme.EFFECTS.keys() <= {patch.name for patch in stack.load()}
 
@@ -645,7 +645,7 @@ README_BLOCKS = "hardware", "contributions", "speedup-picture"
 def generated() -> dict[str, str]:
     """All that is generated of README, by name."""
     blocks = {name: readme.block_text(name, readme.SHOWN) for name in README_BLOCKS}
-    known = readme.ReadmeClaims(readme.REFERENCE)
+    known = readme.Claims(readme.REFERENCE)
     return blocks | {name: readme.figure_text(name, known) for name in readme.FIGURES}
 
 

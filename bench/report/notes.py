@@ -7,10 +7,12 @@ from itertools import chain
 from operator import attrgetter
 
 from bench.analysis.rows import WIDE, Row, printed
+from bench.catalogue import technique_number
 from bench.measure.journal import Measurement
 from bench.measure.records import Record
 from gpt_speed.common import counted, listed
 
+BFLOAT16 = "05-bfloat16"
 SINGLE_RUNS = "single runs, no significance"
 WIDE_MARK = "†"
 WIDE_LEGEND = f"{WIDE_MARK}: the 95% interval's upper end is over {WIDE} times its lower one."
@@ -94,7 +96,9 @@ def machine_note(measured: Measurement, rows: list[Row]) -> str:
     note = f"{machine['name']}, PyTorch {listed(torch_versions(measured))}; {', '.join(parts)}."
     reasons = {float32_reason(row.record) for row in rows if row.record} - {None}
     if reasons:
-        note += f" From technique 5 on all is trained in **float32** ({listed(sorted(reasons))})."
+        first = technique_number(BFLOAT16)
+        why = listed(sorted(reasons))
+        note += f" From technique {first} on all is trained in **float32** ({why})."
     return note
 
 
@@ -114,7 +118,7 @@ def seeds_note(measured: Measurement, rows: list[Row]) -> str:
 
 def float32_reason(record: Record) -> str | None:
     """Returns why a script trained in float32 that trains in bfloat16 where it can, or None."""
-    reason = record.config.get("dtype_reason")  # of technique 5 and later
+    reason = record.config.get("dtype_reason")  # of BFLOAT16 and later techniques
     by_choice = record.config.get("autocast")  # only the weights are in float32
     if record.config.get("dtype") == "float32" and not by_choice:
         return reason

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from bench.analysis.claims import ALLOCATOR, Claims
 from bench.analysis.rows import Row, printed
+from bench.catalogue import technique_number
 from bench.report.notes import WIDE_MARK
 from bench.report.pictures import (
     DARK,
@@ -163,11 +164,11 @@ README_PICTURES = {"speedup.png": LIGHT, "speedup-dark.png": DARK}  # in docs/
 
 
 def readme_picture(claims: Claims, palette: Palette):
-    """Draws the H100's ladder, technique 15 by another day's runs, and where nanoGPT stands."""
+    """Draws the H100's ladder, ALLOCATOR by another day's runs, and where nanoGPT stands."""
     rows = printed(claims.ladder.values())
     rungs = [*readme_rungs(rows, palette), allocator_rung(claims, palette)]
     with load_pyplot().rc_context():
-        heading = f"{heading_of(rows)} ({ALLOCATOR}: on another day)"
+        heading = f"{heading_of(rows)} ({technique_number(ALLOCATOR)}: on another day)"
         figure, subfigure, axes = draw(rungs, "", heading, palette)
         title = readme_title(claims, rungs[0].gb, rungs[-1].gb)
         subfigure.suptitle(title, x=0.01, ha="left", fontsize=15, fontweight="bold")
@@ -193,7 +194,7 @@ def names_of(numbers: list[int]) -> str:
 
 
 def allocator_rung(claims: Claims, palette: Palette) -> Rung:
-    """Returns the rung of technique 15, which the ladder lacks: it lies where the ladder ends."""
+    """Returns the rung of ALLOCATOR, which the ladder lacks: it lies where the ladder ends."""
     settings, end = claims.allocator_settings(), claims.optimized.factor_baseline or 1.0
     return Rung(
         names_of([*settings.numbers]),

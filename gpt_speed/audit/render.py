@@ -11,8 +11,10 @@ from gpt_speed.audit.other_gpus import LargerBatch, on_other_gpus
 from gpt_speed.audit.step import Step
 from gpt_speed.cards import PEAK_FLOPS
 from gpt_speed.common import counted, listed, memory_text
-from gpt_speed.gains import expected
+from gpt_speed.gains import expected, technique_names
 from gpt_speed.tables import Column, Table, markdown, num_col, text_col
+
+COMPILE, LOSS = "08-torch-compile", "13-loss-in-graph"  # the techniques that compile
 
 BUSY = 0.3  # cores that others may use
 COMPUTING = 0.85  # share of the time for which the script needs a core
@@ -216,11 +218,12 @@ def lists_by_state(rows: list[dict]) -> list[str]:
 def with_one_compile_row(techniques: list[dict]) -> list[dict]:
     """Returns the techniques with one row for torch.compile and the compiled loss where nothing is
     compiled, since the loss alone would gain little."""
-    rows = {row["number"]: row for row in techniques}
-    model, loss = rows[8], rows[13]
-    if not model["state"] == loss["state"] == LACKS:
+    patches = ["", *technique_names()]  # by their numbers, which begin with 1
+    pair = [row for row in techniques if patches[row["number"]] in (COMPILE, LOSS)]
+    if [row["state"] for row in pair] != [LACKS, LACKS]:
         return techniques
-    both = model | dict(number="8, 13", technique=f"{model['technique']}, {loss['technique']}")
+    model, loss = pair
+    both = model | {name: f"{model[name]}, {loss[name]}" for name in ("number", "technique")}
     for name in "gain", "expected":
         if model[name] and loss[name]:
             both[name] = model[name] * loss[name]
