@@ -739,6 +739,22 @@ def test_a_changed_journal_changes_readme(reference, journal, run, changed):
     assert all(f"{after[name]}<!--{name}-->" in page for name in in_sentences)
 
 
+def test_a_figure_of_a_technique_is_found_by_its_name(reference):
+    """Also where a technique was put in before it, so that it has another number."""
+    names = "h100-technique-8", "h100-after-8", "h100-10-gb", "h100-11-to-15"
+    known = readme.Claims(reference)
+    before = [readme.figure_text(name, known) for name in names]
+    path = reference / "nvidia-h100" / "ladder.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        if line["event"] == "study":
+            for run in line["plan"]["runs"][3:]:
+                run["number"] += 1
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    known = readme.Claims(reference)
+    assert [readme.figure_text(name, known) for name in names] == before
+
+
 def test_techniques_that_share_a_line(tmp_path):
     """One with a slow run shares it with the next; what gains little and changes nothing else is a
     small one."""
