@@ -7,6 +7,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
+from bench.analysis.rows import Row
 from bench.analysis.training import Training
 from bench.catalogue import Run
 from bench.common import relative
@@ -19,6 +20,8 @@ from bench.report.notes import full_notes
 from bench.report.tables import full_table, picture_name, text_of
 from bench.subcommands import Subcommand, all_in
 from gpt_speed.tables import Table, fmt
+
+Plans = Generator[Plan, Measurement, None]  # what is measured; a plan comes back with its results
 
 
 class Study(Subcommand):
@@ -62,7 +65,7 @@ class Study(Subcommand):
         self.options(parser)
         return vars(parser.parse_args(line.split()))
 
-    def plans(self, setup: Setup) -> Generator[Plan, Measurement, None]:
+    def plans(self, setup: Setup) -> Plans:
         """Yields what to measure. A plan that was measured comes back with its results, on which
         the next one may depend. Raises UserError, StackError."""
         raise NotImplementedError
@@ -111,19 +114,19 @@ class Study(Subcommand):
         loss = fmt(record.val_loss_after(plan.loss_tokens), ".3f") or "n/a"
         return f"{Training(record).tok_per_sec:,.0f} tok/sec, val loss {loss}"
 
-    def tables(self, measured: Measurement, rows: list) -> list[Table]:
+    def tables(self, measured: Measurement, rows: list[Row]) -> list[Table]:
         """Returns what a report shows of a plan that was measured."""
         return [full_table(rows)]
 
-    def notes(self, measured: Measurement, rows: list) -> list[str]:
+    def notes(self, measured: Measurement, rows: list[Row]) -> list[str]:
         """Returns the paragraphs below its tables."""
         return full_notes(measured, rows)
 
-    def excerpts(self, measured: Measurement, rows: list) -> dict[str, list[Table]]:
+    def excerpts(self, measured: Measurement, rows: list[Row]) -> dict[str, list[Table]]:
         """Returns the tables that a marker `<!-- NAME: ... -->` in a page asks for, by NAME."""
         return {picture_name(self.name, measured.kind): self.tables(measured, rows)}
 
-    def picture(self, measured: Measurement, rows: list):
+    def picture(self, measured: Measurement, rows: list[Row]):
         """Returns a matplotlib figure of a plan that was measured; None: it has no picture."""
 
 

@@ -1,13 +1,16 @@
 """One technique more at a time."""
 
+from argparse import ArgumentParser
+
 from bench.analysis.rows import Row, printed
 from bench.analysis.totals import last_with_total
 from bench.catalogue import chained
-from bench.measure.plan import EVERY_ROUND, Plan
+from bench.measure.journal import Measurement
+from bench.measure.plan import EVERY_ROUND, Plan, Setup
 from bench.report import waterfall
 from bench.report.pictures import place_of
 from bench.report.tables import bold, credited, factor_text, spread
-from bench.studies import Study, add_techniques
+from bench.studies import Plans, Study, add_techniques
 from gpt_speed.tables import Column, Table, fmt, num_col
 
 
@@ -20,10 +23,10 @@ class Ladder(Study):
     position = 40
     rounds = {"cuda": 4, "cpu": 6}  # a CPU is noisier
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         add_techniques(parser)
 
-    def plans(self, setup):
+    def plans(self, setup: Setup) -> Plans:
         gpus = setup.machine["gpus"]
         runs = setup.scripts.ladder(gpus)
         if gpus < 2:
@@ -31,7 +34,7 @@ class Ladder(Study):
         runs = setup.scripts.select(setup.args.techniques, runs)
         yield Plan(chained(runs), seed_noise=1, cold_rounds=EVERY_ROUND, **self.length(setup))
 
-    def excerpts(self, measured, rows):
+    def excerpts(self, measured: Measurement, rows: list[Row]) -> dict[str, list[Table]]:
         columns = [
             Column("#", lambda row: str(row.run.number)),
             Column("technique", lambda row: credited(row, row.technique), True),
@@ -45,7 +48,7 @@ class Ladder(Study):
         ]
         return {"ladder": [Table(columns, printed(rows))]}
 
-    def picture(self, measured, rows):
+    def picture(self, measured: Measurement, rows: list[Row]):
         """Returns None without a baseline. The title claims nothing that isn't significant, and no
         speedup where the last script may be slower than the first."""
         last = last_with_total(rows)

@@ -8,10 +8,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from bench.analysis.rows import Row
 from bench.common import write_whole
-from bench.measure.plan import Plan
+from bench.measure.journal import Measurement
+from bench.measure.plan import Plan, Setup
 from bench.measure.records import Record, read_record
-from bench.studies import Study
+from bench.studies import Plans, Study
 from gpt_speed.common import UserError
 from gpt_speed.tables import Column, Table, num_col, text_col
 
@@ -128,7 +130,7 @@ class Profile(Study):
     tokens = None
     environment = {"TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE": "1"}  # a CPU's fused loops, by name
 
-    def plans(self, setup):
+    def plans(self, setup: Setup) -> Plans:
         if setup.args.max_tokens and not setup.in_report:
             raise UserError(f"--max-tokens: a profile has {STEPS} steps", 2)
         run = setup.scripts.stage("01").replace(
@@ -140,7 +142,7 @@ class Profile(Study):
         )
         yield Plan([run], full_length=True)
 
-    def collect(self, setup, folder):
+    def collect(self, setup: Setup, folder: Path) -> None:
         """Writes the profile and the trace. Raises ValueError where the run left none."""
         averages = next(folder.glob("*.averages.json"), None)
         if not averages:
@@ -151,7 +153,7 @@ class Profile(Study):
         write_whole(setup.results / TRACE, record.with_suffix(".trace.json").read_bytes())
         write_whole(setup.results / PROFILE, json.dumps(asdict(profile), indent=1))
 
-    def tables(self, measured, rows):
+    def tables(self, measured: Measurement, rows: list[Row]) -> list[Table]:
         """Returns the seconds of each kind of operation, and of the longest operations."""
         if rows[0].error:
             return []
@@ -160,7 +162,7 @@ class Profile(Study):
         profile = read_profile(measured.folder)
         return [kinds_table(profile), operations_table(profile)]
 
-    def notes(self, measured, rows):
+    def notes(self, measured: Measurement, rows: list[Row]) -> list[str]:
         if rows[0].error:
             return [rows[0].error]
         if not (measured.folder / PROFILE).exists():

@@ -1,11 +1,14 @@
 """Weak scaling: 02 with as many processes as asked, each with the same batch."""
 
+from argparse import ArgumentParser
+
 from bench.analysis.rows import Row, ratio
 from bench.catalogue import Run, published
-from bench.measure.plan import Plan
+from bench.measure.journal import Measurement
+from bench.measure.plan import Plan, Setup
 from bench.report.notes import machine_note
 from bench.report.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, spread
-from bench.studies import Study
+from bench.studies import Plans, Study
 from bench.subcommands import positive
 from gpt_speed.common import counted
 from gpt_speed.tables import Column, Table, fmt
@@ -73,7 +76,7 @@ class Scaling(Study):
     position = 100
     report_options = ("1,2,4,8",)
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "sizes",
             nargs="?",
@@ -83,7 +86,7 @@ class Scaling(Study):
             help="how many processes (default: %(default)s)",
         )
 
-    def plans(self, setup):
+    def plans(self, setup: Setup) -> Plans:
         """Yields 01, and 02 with each number of processes. On a CPU each process has as many cores
         at every size."""
         base = setup.scripts.stage("01").replace(published=None)
@@ -93,10 +96,10 @@ class Scaling(Study):
         runs = [with_cores(run, cores_of_each(sizes, machine)) for run in runs]
         yield Plan(runs, **self.length(setup))
 
-    def cores(self, run):
+    def cores(self, run: Run) -> int | None:
         return run.facts["cores"]
 
-    def tables(self, measured, rows):
+    def tables(self, measured: Measurement, rows: list[Row]) -> list[Table]:
         columns = [
             RUN,
             SPEED_OR_ERROR,
@@ -109,7 +112,7 @@ class Scaling(Study):
         ]
         return [Table(columns, rows)]
 
-    def notes(self, measured, rows):
+    def notes(self, measured: Measurement, rows: list[Row]) -> list[str]:
         one, many = (published()[stage] for stage in ("01", "02"))
         theirs = many.tok_per_sec / many.gpus / one.tok_per_sec
         return [

@@ -6,7 +6,7 @@ fixed before they start: what 00 comes to in an epoch of the text, at its best s
 """
 
 import math
-from argparse import SUPPRESS
+from argparse import SUPPRESS, ArgumentParser
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from bench.measure.plan import Plan, Setup
 from bench.measure.sizing import configurations, tokens_per_epoch
 from bench.report.notes import machine_note
 from bench.report.tables import RUN, SPEED
-from bench.studies import Study
+from bench.studies import Plans, Study
 from gpt_speed.common import UserError
 from gpt_speed.tables import Column, Table, fmt
 
@@ -176,7 +176,7 @@ class Search(Study):
     rounds = {"cuda": 1, "cpu": 1}
     tokens = None
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--names",
             metavar="A,B+C",
@@ -184,7 +184,7 @@ class Search(Study):
         )
         parser.add_argument("--epoch", action="store_true", help=SUPPRESS)  # what it always is
 
-    def has_failed(self, measured):
+    def has_failed(self, measured: Measurement) -> bool:
         return False  # settings with which training fails are part of a search
 
     def scripts(self, setup: Setup) -> tuple[str, ...]:
@@ -197,7 +197,7 @@ class Search(Study):
                 raise UserError(f"{script}: {error}")
         return scripts
 
-    def plans(self, setup):
+    def plans(self, setup: Setup) -> Plans:
         scripts = self.scripts(setup)
         first, *others = HALVING[setup.device]
         rows = yield from explore(setup, scripts, first)
@@ -206,7 +206,7 @@ class Search(Study):
             measured = yield plan_of_part(part, best, setup)
             rows = rows_of(measured)
 
-    def later(self, setup, plan):
+    def later(self, setup: Setup, plan: Plan) -> list[Plan]:
         """Returns a plan of one run, at the default settings, for each that is left to try of a
         script, in this part and those after it."""
         parts = HALVING[setup.device]
@@ -222,7 +222,7 @@ class Search(Study):
                 plans += [plan_of_part(part, [default], setup)] * part.count
         return plans
 
-    def tables(self, measured, rows):
+    def tables(self, measured: Measurement, rows: list[Row]) -> list[Table]:
         _, _, divisor = measured.kind.partition("-")
         share = f"1/{divisor}" if divisor else "All"
         caption = (
@@ -233,7 +233,7 @@ class Search(Study):
         equal = Column("loss in equal time", lambda row: f"{loss_in_equal_time(row):.4f}")
         return [Table([RUN, SPEED, LOWEST_LOSS, equal], rows, caption)]
 
-    def notes(self, measured, rows):
+    def notes(self, measured: Measurement, rows: list[Row]) -> list[str]:
         notes = [machine_note(measured, rows), "Medians over the seeds; without compile time."]
         if measured.kind == "epoch":
             settings = [setting_of(row.run) for row in rows if not row.error]

@@ -1,10 +1,11 @@
 """The three scripts side by side, whether they were started by hand or by measure.py."""
 
+from argparse import ArgumentParser
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
 
-from bench.analysis.rows import ratio
+from bench.analysis.rows import Row, ratio
 from bench.analysis.training import Training
 from bench.catalogue import (
     EPOCHS,
@@ -17,14 +18,14 @@ from bench.catalogue import (
     published_source,
 )
 from bench.common import ROOT
-from bench.measure.journal import journal_of, loose_records, read_journal
+from bench.measure.journal import Measurement, journal_of, loose_records, read_journal
 from bench.measure.plan import Plan, Setup
 from bench.measure.records import Record
 from bench.predict.batches import batches_that_fit
 from bench.report.notes import float32_reason, full_notes
 from bench.report.pictures import COLOURS, Bar, draw_bars, rows_of_panels, shorten
 from bench.report.tables import speed_and_factor, spread
-from bench.studies import Study
+from bench.studies import Plans, Study
 from bench.subcommands import positive
 from gpt_speed.common import counted
 from gpt_speed.tables import Column, Table, fmt, num_col, text_col
@@ -63,7 +64,7 @@ class Stages(Study):
     position = 10
     tokens = None
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--epochs",
             type=positive,
@@ -71,7 +72,7 @@ class Stages(Study):
             help=f"passes over the text on a GPU (default: the scripts' own {EPOCHS})",
         )
 
-    def plans(self, setup):
+    def plans(self, setup: Setup) -> Plans:
         runs = chained([run_of(stage, setup) for stage in STAGES])
         tokens, epochs = setup.args.max_tokens, setup.args.epochs
         if setup.in_report and setup.machine["gpus"]:
@@ -80,20 +81,20 @@ class Stages(Study):
             epochs = None  # the tokens alone say how long a run is
         yield Plan(runs, full_length=True, tokens=tokens, epochs=epochs)
 
-    def batches(self, setup):
+    def batches(self, setup: Setup) -> dict[int, int]:
         """Returns other batch sizes where scripts are composed, which need less memory."""
         if setup.batches and in_float16(setup.machine, setup.options):
             return batches_that_fit(setup, composed=True)
         return setup.batches
 
-    def notes(self, measured, rows):
+    def notes(self, measured: Measurement, rows: list[Row]) -> list[str]:
         epochs = measured.plan.epochs
         return full_notes(measured, rows, counted(epochs, "epoch") if epochs else None)
 
-    def excerpts(self, measured, rows):
+    def excerpts(self, measured: Measurement, rows: list[Row]) -> dict[str, list[Table]]:
         return {"stages": [scripts_table(latest_runs(measured.folder))]}
 
-    def picture(self, measured, rows):
+    def picture(self, measured: Measurement, rows: list[Row]):
         return draw_scripts(latest_runs(measured.folder))
 
 

@@ -1,15 +1,17 @@
 """What fits, and how fast: speed and memory over batch sizes and context lengths."""
 
+from argparse import ArgumentParser
 from itertools import chain, pairwise
 
 from bench.analysis.rows import Row
 from bench.catalogue import Run
 from bench.common import has_option
-from bench.measure.plan import TOKENS, Growth, Plan
+from bench.measure.journal import Measurement
+from bench.measure.plan import TOKENS, Growth, Plan, Setup
 from bench.measure.records import Status
 from bench.report.notes import machine_note, peak_note
 from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR
-from bench.studies import Study
+from bench.studies import Plans, Study
 from gpt_speed.common import UserError
 from gpt_speed.tables import Table, num_col
 
@@ -32,10 +34,10 @@ class Sweep(Study):
     rounds = {"cuda": 3, "cpu": 3}
     tokens = TOKENS | {"cpu": 1}
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         parser.add_argument("what", choices=list(OPTION), metavar="KIND", help=" or ".join(OPTION))
 
-    def plans(self, setup):
+    def plans(self, setup: Setup) -> Plans:
         what, device = setup.args.what, setup.device
         sizes = batch_sizes() if what == "batch" else context_sizes(device)
         for name in sizes[0]:
@@ -47,7 +49,7 @@ class Sweep(Study):
         length = self.length(setup) | dict(min_steps=MIN_STEPS[device])
         yield Plan(runs, what, cold_rounds=0, growth=growth, **length)
 
-    def tables(self, measured, rows):
+    def tables(self, measured: Measurement, rows: list[Row]) -> list[Table]:
         """Returns speed and memory of each size. Of those that aren't tried only the first is
         shown, unless the size before it says why."""
         shown = rows[:1]
@@ -68,7 +70,7 @@ class Sweep(Study):
             )
         ]
 
-    def notes(self, measured, rows):
+    def notes(self, measured: Measurement, rows: list[Row]) -> list[str]:
         return [
             f"{machine_note(measured, rows)} {peak_note(measured.peak)}",
             "tok/sec is the median over the rounds of each run's median step.",

@@ -1,6 +1,7 @@
 """Seconds of training until the validation loss has fallen to a target."""
 
 import math
+from argparse import ArgumentParser
 from collections.abc import Generator
 from textwrap import fill
 
@@ -14,7 +15,7 @@ from bench.report.notes import machine_note
 from bench.report.pictures import COLOURS, Bar, add_legend, draw_bars, key, place_of, rows_of_panels
 from bench.report.tables import RUN, SPEED
 from bench.report.to_loss import speedup_to_loss, time_columns
-from bench.studies import Study, search
+from bench.studies import Plans, Study, search
 from gpt_speed.common import UserError
 from gpt_speed.tables import Table, fmt
 
@@ -37,7 +38,7 @@ class TimeToLoss(Study):
     rounds = {"cuda": 3, "cpu": 3}
     tokens = None
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--names",
             metavar="A,B+C",
@@ -57,7 +58,7 @@ class TimeToLoss(Study):
             return [first, last]
         return [first, last, *scripts.variants(last, setup.machine, names=names)]
 
-    def plans(self, setup):
+    def plans(self, setup: Setup) -> Plans:
         if setup.args.epoch:
             yield plan_after_search(setup)
             return
@@ -82,14 +83,14 @@ class TimeToLoss(Study):
             tokens=LIMIT * row.record.logs[-1]["tokens"],
         )
 
-    def later(self, setup, plan):
+    def later(self, setup: Setup, plan: Plan) -> list[Plan]:
         if plan.kind != "target":
             return []
         tokens = setup.args.max_tokens or tokens_of_default_run(setup)
         log_tokens = LOG_TOKENS[setup.device]
         return [search.plan_of(self.runs(setup), "", log_tokens=log_tokens, tokens=LIMIT * tokens)]
 
-    def tables(self, measured, rows):
+    def tables(self, measured: Measurement, rows: list[Row]) -> list[Table]:
         """Returns how long each run took to each target; without, the losses that set one."""
         if not measured.plan.targets:
             return [Table([RUN, search.LOWEST_LOSS, SPEED], rows)]
@@ -103,7 +104,7 @@ class TimeToLoss(Study):
             for what, target in measured.plan.targets.items()
         ]
 
-    def notes(self, measured, rows):
+    def notes(self, measured: Measurement, rows: list[Row]) -> list[str]:
         how = "Medians over the seeds."
         if measured.plan.targets:
             how += (
@@ -117,7 +118,7 @@ class TimeToLoss(Study):
                 how += " *Again*: a second start, which finds the compiler's cache."
         return [machine_note(measured, rows), how]
 
-    def picture(self, measured, rows):
+    def picture(self, measured: Measurement, rows: list[Row]):
         """Draws the speed, and the seconds to the last target, the one that settings were
         tuned for, compilation hatched: 00 on top, then the slowest first."""
         if not measured.plan.targets:

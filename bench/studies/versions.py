@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from argparse import ArgumentParser
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
@@ -14,6 +15,7 @@ from bench.analysis.rows import Row, rows_of
 from bench.catalogue import Run
 from bench.measure.journal import Measurement
 from bench.measure.plan import Plan, Setup
+from bench.measure.records import Record
 from bench.report.notes import machine_note, speedup_note
 from bench.report.pictures import COLOURS, Bar, draw_bars, place_of, rows_of_panels
 from bench.report.tables import (
@@ -26,7 +28,7 @@ from bench.report.tables import (
     factor_text,
     speed_and_factor,
 )
-from bench.studies import Study
+from bench.studies import Plans, Study
 from bench.studies.gradients import Gradients, as_checked
 from gpt_speed.common import UserError
 from gpt_speed.tables import Column, Table, fmt, num_col, text_col
@@ -74,7 +76,7 @@ class Versions(Study):
     position = 150
     report_options = ()  # it needs environments, and is only shown
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--python",
             metavar="ENV",
@@ -83,33 +85,33 @@ class Versions(Study):
             help="an environment: its folder, or its Python; repeat it for each one",
         )
 
-    def plans(self, setup):
+    def plans(self, setup: Setup) -> Plans:
         environments = environments_of(setup.args.python, setup.device)
         measured = yield check_plan(setup, environments)
         yield training_plan(self, setup, environments, verdicts_of(measured))
 
-    def later(self, setup, plan):
+    def later(self, setup: Setup, plan: Plan) -> list[Plan]:
         environments = environments_of(setup.args.python, setup.device)
         return [training_plan(self, setup, environments, {})] if plan.kind == CHECK else []
 
-    def driver(self, setup, run):
+    def driver(self, setup: Setup, run: Run) -> list:
         return Gradients().driver(setup, run) if is_check(run) else []
 
-    def imports(self, run):
+    def imports(self, run: Run) -> list[Path]:
         return Gradients().imports(run) if is_check(run) else []
 
-    def cores(self, run):
+    def cores(self, run: Run) -> int | None:
         return run.facts.get("cores")
 
-    def summary(self, record, plan):
+    def summary(self, record: Record, plan: Plan) -> str:
         kind = Gradients() if plan.kind == CHECK else super()
         return kind.summary(record, plan)
 
-    def has_failed(self, measured):
+    def has_failed(self, measured: Measurement) -> bool:
         kind = Gradients() if measured.kind == CHECK else super()
         return kind.has_failed(measured)
 
-    def tables(self, measured, rows):
+    def tables(self, measured: Measurement, rows: list[Row]) -> list[Table]:
         if measured.kind == CHECK:
             return Gradients().tables(measured, rows)
         columns = [
@@ -127,7 +129,7 @@ class Versions(Study):
         ]
         return [Table(columns, rows)]
 
-    def notes(self, measured, rows):
+    def notes(self, measured: Measurement, rows: list[Row]) -> list[str]:
         if measured.kind == CHECK:
             return [machine_note(measured, rows)]
         speedups = speedup_note(rows, "over the same script in the first environment")
@@ -137,7 +139,7 @@ class Versions(Study):
             " that found it compiled. *Gradients*: those of 01, by the check above.",
         ]
 
-    def picture(self, measured, rows):
+    def picture(self, measured: Measurement, rows: list[Row]):
         """Draws the speed, and the seconds of the first step: again, and cold behind it."""
         if measured.kind == CHECK or not any(row.speeds for row in rows[1:]):
             return None
