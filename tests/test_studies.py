@@ -31,6 +31,7 @@ from bench.analysis.rows import rows_of
 from bench.catalogue import Scripts
 from bench.common import ROOT
 from bench.measure.plan import SCRATCH, Growth, Plan
+from bench.report import scripts
 from bench.report.pictures import picture_bytes
 from bench.report.tables import excerpts_of, picture_name, text_of
 from bench.studies import all_studies, search, stages, versions
@@ -505,7 +506,7 @@ def stage_runs(tmp_path):
 
 def latest_in(folder) -> dict[tuple[str, str], list[str]]:
     """The cells of the three scripts' table but the machine, by machine and script."""
-    table = markdown(stages.scripts_table(stages.latest_runs(folder)))
+    table = markdown(scripts.scripts_table(scripts.latest_runs(folder)))
     return {(line[0], line[2]): line[1:] for line in rows_of_text(table)}
 
 
@@ -609,7 +610,7 @@ def test_damaged_records_are_named(stage_runs, capsys, old, new):
 def test_scripts_beside_the_published_ones(tmp_path):
     """Also of another text, of runs that differ in length, and where memory isn't known; the
     published figures stand alone where nothing is measured."""
-    assert [line[2:5] for line in rows_of_text(markdown(stages.scripts_table([])))] == [
+    assert [line[2:5] for line in rows_of_text(markdown(scripts.scripts_table([])))] == [
         ["00 original", "12,525", "1.00"],
         ["01 optimized", "142,156", "11.35"],
         ["02 DDP × 4", "419,259", "33.47"],
@@ -645,7 +646,7 @@ def test_scripts_beside_the_published_ones(tmp_path):
         "$x_1$: cpu-demo / 256",
         f"{LONG[:59]}…: cpu-demo / 256",
         f"Some CPU: cpu-demo / 256, {'x' * 59}…, its\ntokens bytes",
-    } <= set(shown(stages.draw_scripts(stages.latest_runs(tmp_path))))
+    } <= set(shown(scripts.draw_scripts(scripts.latest_runs(tmp_path))))
 
 
 def test_scaling(tmp_path):
