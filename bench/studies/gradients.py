@@ -6,7 +6,7 @@ from pathlib import Path
 from bench.analysis.gradients import Verdict, verdict_of
 from bench.analysis.rows import Row
 from bench.catalogue import Run, variants_of
-from bench.common import BUILD, ROOT
+from bench.common import BUILD, ROOT, option_value
 from bench.measure.journal import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.measure.records import Record
@@ -164,7 +164,13 @@ def in_float32(run: Run) -> Run:
 
 
 def has_own_type(run: Run) -> bool:
-    return str(run.script).startswith(OWN_TYPE)
+    return header_of(run).get("Group") == OWN_TYPE
+
+
+def header_of(run: Run) -> dict[str, str]:
+    """Returns the fields of a variant's header; none of another script."""
+    headers = {patch.name: patch.fields for patch in stack.load_variants()}
+    return headers.get(str(run.script), {})
 
 
 def chosen(names: str, runs: list[Run]) -> list[Run]:
@@ -183,20 +189,19 @@ def is_in_report(run: Run, gpus: int) -> bool:
     """Returns whether a report checks it: on a CPU 01 alone, since others take minutes each."""
     if run.script == "01":
         return True
-    return gpus > 0 and str(run.script).startswith(IN_REPORT)
+    return gpus > 0 and header_of(run).get("Group") in IN_REPORT
 
 
 def unchecked(run: Run, gradients: str) -> str | None:
     """Returns why gradients of a variant can't be checked, by its header, "Unchecked: all, REASON":
     "all" of them, or those with "dropout". Returns None where they can."""
-    headers = {patch.name: patch.fields.get("Unchecked", "") for patch in stack.load_variants()}
-    which, _, reason = headers.get(str(run.script), "").partition(", ")
+    which, _, reason = header_of(run).get("Unchecked", "").partition(", ")
     return f"not checkable, {reason}" if which == gradients else None
 
 
 def unchecked_dropout(run: Run) -> str | None:
     """Returns why its gradients with dropout can't be checked; None where they can."""
-    if has_own_type(run) or "bfloat16" in run.options:
+    if has_own_type(run) or option_value("--dtype", run.options) == "bfloat16":
         return "not checkable, because the loss is rounded more than it changes"
     return unchecked(run, "dropout")
 

@@ -34,6 +34,7 @@ from gpt_speed.common import UserError
 from gpt_speed.tables import Column, Table, fmt, num_col, text_col
 
 CHECK = "gradients"  # the kind of the plan that comes before the one of the speeds
+CHECKS = Gradients()  # the study whose runs that plan has
 OLDEST_TORCH = 2, 5  # that has all of what the check of gradients needs
 
 
@@ -95,25 +96,27 @@ class Versions(Study):
         return [training_plan(self, setup, environments, {})] if plan.kind == CHECK else []
 
     def driver(self, setup: Setup, run: Run) -> list:
-        return Gradients().driver(setup, run) if is_check(run) else []
+        return CHECKS.driver(setup, run) if is_check(run) else []
 
     def imports(self, run: Run) -> list[Path]:
-        return Gradients().imports(run) if is_check(run) else []
+        return CHECKS.imports(run) if is_check(run) else []
 
     def cores(self, run: Run) -> int | None:
         return run.facts.get("cores")
 
     def summary(self, record: Record, plan: Plan) -> str:
-        kind = Gradients() if plan.kind == CHECK else super()
-        return kind.summary(record, plan)
+        if plan.kind == CHECK:
+            return CHECKS.summary(record, plan)
+        return super().summary(record, plan)
 
     def has_failed(self, measured: Measurement) -> bool:
-        kind = Gradients() if measured.kind == CHECK else super()
-        return kind.has_failed(measured)
+        if measured.kind == CHECK:
+            return CHECKS.has_failed(measured)
+        return super().has_failed(measured)
 
     def tables(self, measured: Measurement, rows: list[Row]) -> list[Table]:
         if measured.kind == CHECK:
-            return Gradients().tables(measured, rows)
+            return CHECKS.tables(measured, rows)
         columns = [
             RUN,
             text_col("type", "record.precision"),
@@ -160,7 +163,7 @@ def check_plan(setup: Setup, environments: list[Environment]) -> Plan:
     checked = as_checked(setup.scripts.stage("01"))
     # In so small a model a CPU's threads would wait for each other.
     cores = 1 if setup.device == "cpu" else None
-    checked = checked.replace(name=f"{CHECK}-{checked.name}", facts=dict(cores=cores))
+    checked = checked.replace(name=f"{CHECK}-{checked.name}", facts=dict(cores=cores, check=True))
     runs = [environment.run(checked) for environment in environments]
     return Plan(runs, CHECK, rounds=1, full_length=True)
 
@@ -188,7 +191,8 @@ def training_plan(
 
 
 def is_check(run: Run) -> bool:
-    return run.name.startswith(CHECK)
+    """Returns whether a run checks gradients, and doesn't train."""
+    return run.facts.get("check", False)
 
 
 def speed_bar(row: Row) -> Bar:
