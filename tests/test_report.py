@@ -176,7 +176,10 @@ def test_one_figure_for_one_thing():
     table = page.partition("<!-- ladder@")[2].partition("<!-- end -->")[0]
     cells = {int(line[0]): line for line in rows_of_text(table)}
     assert {number: cells[number][3] for number in own} == own
-    gains = {technique.number: technique.on("H100") for technique in technique_pages.techniques()}
+    gains = {
+        technique.number: technique.on(technique_pages.GPU)
+        for technique in technique_pages.techniques()
+    }
     for number, text in (own | {9: own[10]}).items():
         assert f"{gains[number].factor:.2f}" == text
     assert (gains[9].together_with, gains[10].together_with) == ((10,), (9,))
@@ -186,7 +189,7 @@ def test_a_column_holds_the_gains_of_its_machine():
     """Not those on another GPU, whatever their intervals."""
     h200 = Gain("H200", 1.5, 0.5, interval=(1.49, 1.51))
     xeon = Gain("Xeon", 1.2, 0.9, device="cpu")
-    predicted = Gain("H100", 1.1, 0.8, source="predicted")
+    predicted = Gain("H100", 1.1, 0.8, folder="nvidia-h100", source="predicted")
     variant = technique_pages.Variant("a", "a --b", [h200, xeon])
     assert (variant.on_gpu, variant.on_cpu) == (None, xeon)
     variant.gains.append(predicted)
@@ -200,7 +203,7 @@ def test_a_variant_that_changes_nothing():
     def changes(*gains: Gain) -> bool:
         return technique_pages.Variant("a", "a", list(gains)).changes_something
 
-    nothing = Gain("H100", 1.001, 0.999, source="predicted")
+    nothing = Gain("H100", 1.001, 0.999, folder="nvidia-h100", source="predicted")
     cpu = Gain("Xeon", 1.01, 1.0, device="cpu", significance="no significant change")
     assert not changes(nothing) and not changes(nothing, cpu)
     assert changes(nothing, replace(cpu, significance="slower"))
@@ -210,7 +213,9 @@ def test_a_variant_that_changes_nothing():
 
 def test_a_missing_cell_says_why():
     unclear = technique_pages.Variant("a", "a", [], is_unclear=True)
-    predicted = technique_pages.Variant("b", "b", [Gain("H100", 1.1, 0.8, source="predicted")])
+    predicted = technique_pages.Variant(
+        "b", "b", [Gain("H100", 1.1, 0.8, folder="nvidia-h100", source="predicted")]
+    )
     lines = rows_of_text(markdown(technique_pages.variants_table([unclear, predicted])))
     assert [line[1:] for line in lines] == [["–", "unclear", "–"], ["*1.10*", "–", "*0.80*"]]
 

@@ -8,7 +8,7 @@ from operator import attrgetter
 from statistics import median
 from typing import NamedTuple
 
-from bench.analysis.stats import Estimate, Family, Values, logs_of, mean_ratio
+from bench.analysis.stats import SIGNIFICANT, Estimate, Family, Values, logs_of, mean_ratio
 from bench.analysis.training import Training
 from bench.catalogue import Run, technique_names, without_effect_on_gpus
 from bench.measure.journal import Measurement
@@ -554,6 +554,10 @@ class Speedup(Comparison):
         if not self.pair:
             return None
         return self.family.significance(self.row.run.name)
+
+    @property
+    def is_significant(self) -> bool:
+        return self.significance in SIGNIFICANT
 
 
 class Rows:

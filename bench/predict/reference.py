@@ -90,7 +90,7 @@ def gain_over(reference: Prediction, prediction: Prediction) -> Gain:
     card, batch = CARDS["H100"], 32
     speed = prediction.tok_per_sec(batch, card) / reference.tok_per_sec(batch, card)
     memory = prediction.needs[batch].reserved / reference.needs[batch].reserved
-    return Gain("H100", speed, memory, source="predicted")
+    return Gain("H100", speed, memory, folder="nvidia-h100", source="predicted")
 
 
 def in_place(scripts: Scripts, run: Run, card: Card) -> Run:

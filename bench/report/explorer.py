@@ -164,7 +164,7 @@ def data_block() -> str:
         "models": MODELS,
         "context": predictions["00"]["gpt2"].context_length,
         "others": reference.published_others(),  # measured, with their programs
-        "about": prose_by_patch(predictions),
+        "about": prose_by_patch(runs[name] for name in predictions if name not in STAGES),
         "scripts": {
             name: script_data(name, runs[name], by_model) for name, by_model in predictions.items()
         },
@@ -184,11 +184,11 @@ def predictions_of(runs: dict[str, Run]) -> dict[str, dict[str, Prediction]]:
     return predictions
 
 
-def prose_by_patch(labels: Iterable[str]) -> dict[str, str]:
-    """Returns what a reader needs of each patch that scripts with such labels are of."""
-    names = {label.split()[0] for label in labels}
+def prose_by_patch(runs: Iterable[Run]) -> dict[str, str]:
+    """Returns what a reader needs of each patch that is the script of a run."""
+    scripts = {run.script for run in runs}
     patches = [*stack.load(), *stack.load_variants()]
-    return {patch.name: patch.prose for patch in patches if patch.name in names}
+    return {patch.name: patch.prose for patch in patches if patch.name in scripts}
 
 
 def trainable_cards() -> list[tuple[str, Card]]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from bench.analysis.rows import Row, printed, rows_of
+from bench.analysis.stats import SIGNIFICANT
 from bench.report.notes import WIDE_LEGEND, WIDE_MARK, one_reference, rounds_note
 from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col, value_col
 
@@ -33,7 +34,7 @@ def spread(values: Sequence[float] | None, form: str = ",.0f") -> str:
 
 
 def bold(text: str, significance: str | None) -> str:
-    if text and significance in ("faster", "slower"):
+    if text and significance in SIGNIFICANT:
         return f"**{text}**"
     return text
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.analysis.folders import has_gpu
 from bench.analysis.gains import (
@@ -12,6 +13,7 @@ from bench.analysis.gains import (
     gain_of,
     technique_gains,
     unclear_variants,
+    variant_key,
     variant_rows,
 )
 from bench.analysis.rows import Row
@@ -32,9 +34,17 @@ WHERE = {  # what the CPU's figures of a purpose are of, where that isn't 01 wit
     " GPUs. [With gpt2-medium](multi-gpu.md#models-that-one-gpu-cant-hold) ZeRO 3 saves memory.",
 }
 LINKS = 1  # to the sources of a variant; its patch names all
-BOLD = "faster", "slower"  # of significances
 MISSING = "–"  # what was neither measured nor predicted
-SHOWN_GPU, SHOWN_CPU = "H100", "Xeon"  # of whose gains the techniques' table tells
+
+
+class Shown(NamedTuple):
+    """A machine of whose gains the tables tell: its folder in results/reference, and its name."""
+
+    folder: str
+    name: str
+
+
+GPU, CPU = Shown("nvidia-h100", "H100"), Shown("intel-xeon-amx-2-cores", "Xeon")
 # What variants are for, in the order of the page.
 PURPOSES = {
     "Less memory": (
@@ -176,9 +186,9 @@ class Technique:
             return None
         return gain.factor
 
-    def on(self, machine: str) -> Gain | None:
+    def on(self, machine: Shown) -> Gain | None:
         """Returns what it gained on a machine; None where it wasn't measured."""
-        return next((gain for gain in self.gains if gain.machine == machine), None)
+        return next((gain for gain in self.gains if gain.folder == machine.folder), None)
 
 
 def techniques() -> list[Technique]:
@@ -246,10 +256,10 @@ def index() -> Table:
         [
             text_col("technique", "link"),
             Column("lines", lines_changed),
-            gain_col(f"{SHOWN_GPU}: × speed", SHOWN_GPU, speed_text),
-            gain_col(f"{SHOWN_GPU}: × memory", SHOWN_GPU, memory_text),
+            gain_col("× speed", GPU, speed_text),
+            gain_col("× memory", GPU, memory_text),
             num_col("A100: × speed", "published_factor", ".2f"),
-            gain_col(f"{SHOWN_CPU}: × speed", SHOWN_CPU, speed_text),
+            gain_col("× speed", CPU, speed_text),
             text_col("loss", "loss"),
             text_col("limits", "patch.fields.Limits"),
         ],
@@ -267,20 +277,20 @@ def lines_changed(technique: Technique) -> str:
 def gain_on_the_gpu(technique: Technique) -> float:
     """Returns times the speed on the GPU that the table shows; 0 where that isn't known, or too
     uncertain to rank."""
-    gain = technique.on(SHOWN_GPU)
+    gain = technique.on(GPU)
     if gain and not gain.is_wide:
         return gain.factor
     return 0.0
 
 
-def gain_col(heading: str, machine: str, text: Callable[[Gain | None], str]) -> Column:
+def gain_col(heading: str, machine: Shown, text: Callable[[Gain | None], str]) -> Column:
     """Returns a column of what techniques gained on a machine, or with others."""
 
     def cell(technique: Technique) -> str:
         gain = technique.on(machine)
         return text(gain) + others_text(gain)
 
-    return Column(heading, cell)
+    return Column(f"{machine.name}: {heading}", cell)
 
 
 # ---- Cards -------------------------------------------------------------------------------------
@@ -339,9 +349,9 @@ class Variant:
     def changes_something(self) -> bool:
         """Whether it isn't just predicted to leave speed and memory as they are."""
         gain, cpu = self.on_gpu, self.on_cpu
-        if not gain or gain.source != "predicted" or (cpu and cpu.significance in BOLD):
+        if not gain or gain.source != "predicted" or (cpu and cpu.is_significant):
             return True
-        return not f"{gain.factor:.2f}" == fmt(gain.memory, ".2f") == "1.00"
+        return not (is_one(gain.factor) and is_one(gain.memory))
 
     @property
     def link(self) -> str:
@@ -350,8 +360,8 @@ class Variant:
 
     @property
     def on_gpu(self) -> Gain | None:
-        """What it gained on SHOWN_GPU: with the narrowest interval, or else predicted."""
-        return best(gain for gain in self.gains if gain.machine == SHOWN_GPU)
+        """What it gained on GPU: with the narrowest interval, or else predicted."""
+        return best(gain for gain in self.gains if gain.folder == GPU.folder)
 
     @property
     def on_cpu(self) -> Gain | None:
@@ -360,6 +370,11 @@ class Variant:
     @property
     def on_gpu_or_cpu(self) -> Gain | None:
         return self.on_gpu or self.on_cpu
+
+
+def is_one(factor: float | None) -> bool:
+    """Returns whether a factor is 1 as it is printed."""
+    return factor is not None and round(factor, 2) == 1
 
 
 def variant_cards() -> str:
@@ -391,7 +406,7 @@ def by_purpose(patches: list[Patch]) -> dict[str, list[Patch]]:
 
 def variants_table(variants: list[Variant]) -> Table:
     """Returns what variants gained; on a GPU only where one of them has a figure of one."""
-    on_gpu = [Column(f"speed, {SHOWN_GPU}", speed_on_gpu)]
+    on_gpu = [Column(f"speed, {GPU.name}", speed_on_gpu)]
     return Table(
         [
             text_col("variant", "link"),
@@ -438,12 +453,12 @@ def variants_by_script() -> dict[str, list[Variant]]:
     measured = [(row.run, gain_of(row)) for row in variant_rows()]
     gains: dict[tuple[str, str], list[Gain]] = {}
     for run, gain in (*measured, *predicted_gains()):
-        gains.setdefault((str(run.script), run.label), []).append(gain)
+        gains.setdefault(variant_key(run), []).append(gain)
     variants: dict[str, list[Variant]] = {}
     unclear = unclear_variants()
-    for script, label in sorted(gains):
-        variant = Variant(script, label, gains[script, label], (script, label) in unclear)
-        variants.setdefault(script, []).append(variant)
+    for key in sorted(gains):
+        variant = Variant(*key, gains[key], is_unclear=key in unclear)
+        variants.setdefault(variant.script, []).append(variant)
     return variants
 
 

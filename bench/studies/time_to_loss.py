@@ -227,7 +227,7 @@ def title_of(rows: list[Row], target: float) -> str:
     best = min(rows, key=lambda row: seconds_or_never(row, target))
     for row in (best, *(row for row in rows if row.run.stage == "01")):
         speedup = row.speedup(target, with_first_step=True)
-        if speedup.significance in ("faster", "slower"):
+        if speedup.is_significant:
             times = f"{speedup.factor:.1f}" if speedup.factor > 1 else f"{speedup.factor:.2f}"
             one, other = script_of(row), script_of(row.reference)
             return f"{one}: {times} times as fast as {other}\n{title}"
