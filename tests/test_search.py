@@ -249,7 +249,7 @@ def test_times_to_two_targets(tmp_path):
         plain.replace(compared_to=first.name),
         fast.replace(compared_to=plain.name),
     ]
-    plan = search.plan_of(runs, "", tokens=3 * 8192, cold_rounds=2, rounds=2, targets=targets)
+    plan = search.whole_runs(runs, "", tokens=3 * 8192, cold_rounds=2, rounds=2, targets=targets)
     write_journal(tmp_path, "time-to-loss", plan, landscape()(plan))
     ((measured, rows),) = newest_in(tmp_path, "time-to-loss")
     published, best = map(cells_of, text_of(TimeToLoss(), measured).split("Target ")[1:])

@@ -119,7 +119,7 @@ class Claims:
         """Takes a folder like results/reference, whose journals are read where they are needed. A
         figure that isn't there raises KeyError, or OSError."""
         self.h100, self.h200 = reference / "nvidia-h100", reference / "nvidia-h200"
-        self.reference = reference
+        self.folder = reference
 
     # ---- The H100's ladder, and what was measured there on other days
 
@@ -139,12 +139,12 @@ class Claims:
         return self.ladder[next(reversed(self.ladder), "00")]
 
     @property
-    def compiled(self) -> Row:
+    def compiled_script(self) -> Row:
         """The script that compiles, still with the published batch size of 00."""
         return self.ladder[COMPILE]
 
     @property
-    def published(self) -> Row:
+    def published_script(self) -> Row:
         """The script with all published techniques."""
         names = list(technique_names())
         return self.ladder[names[last_published_technique() - 1]]
@@ -157,7 +157,7 @@ class Claims:
     def percent_over_published(self) -> list[float]:
         """What the techniques after the published ones gain: over the published optimized script's
         step, and in the ladder."""
-        factors = [self.steps.over_published, self.speedup_over(self.published).factor]
+        factors = [self.steps.over_published, self.speedup_over(self.published_script).factor]
         return [100 * (factor - 1) for factor in known_values(factors)]
 
     @property
@@ -208,12 +208,12 @@ class Claims:
     @property
     def cpu_parameters(self) -> list[int]:
         """The sizes of the models that were trained on CPUs."""
-        rows = [row for row in optimized_in(self.reference) if not has_gpu(row)]
+        rows = [row for row in optimized_in(self.folder) if not has_gpu(row)]
         return [row.record.config["parameters"] for row in rows if row.record]
 
     def speedups_on(self, machine: str) -> list[float]:
         """Returns how many times as fast as 00 01 was in each measurement of a machine."""
-        return totals_in(self.reference / machine)
+        return totals_in(self.folder / machine)
 
     # ---- What each technique contributes on the H100
 

@@ -2,7 +2,6 @@
 
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 from bench.analysis.rows import Row, Rows, rows_of
 from bench.common import REFERENCE
@@ -15,20 +14,13 @@ def newest_in(folder: Path, study: str) -> list[tuple[Measurement, list[Row]]]:
     changed = 0
     if path.exists():
         changed = path.stat().st_mtime_ns
-    return [(measured, list(table)) for measured, table in read_newest(Version(path, changed))]
-
-
-class Version(NamedTuple):
-    """A journal as it was when it was last changed."""
-
-    path: Path
-    changed: int  # nanoseconds; 0 where there is no file
+    return [(rows.measured, list(rows)) for rows in read_newest(path, changed)]
 
 
 @lru_cache
-def read_newest(journal: Version) -> tuple[tuple[Measurement, Rows], ...]:
-    """Reads a journal once in each version: the report asks for it again and again."""
-    return tuple((measured, Rows(measured)) for measured in newest(read_journal(journal.path)))
+def read_newest(journal: Path, changed: int) -> tuple[Rows, ...]:
+    """Reads a journal once until it is `changed`: the report asks for it again and again."""
+    return tuple(Rows(measured) for measured in newest(read_journal(journal)))
 
 
 def rows_in(folder: Path, study: str) -> list[Row]:

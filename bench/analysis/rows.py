@@ -130,7 +130,7 @@ class Figures:
 
     @property
     def training(self) -> Training | None:
-        """Round 1's, which compiles."""
+        """That of the first round that came to its end; it compiled, unless round 1 failed."""
         if not self.trainings:
             return None
         return self.trainings[0]
@@ -341,9 +341,10 @@ class Row(Figures):
     def joined_with(self) -> "Row | None":
         """The next technique's row where this one is printed as one with it: where a run was much
         slower than the others, the gains of the two can't be told apart."""
-        if not self.is_unsteady or not self.run.compared_to:
+        if not self.is_unsteady or not self.is_step or not self.run.compared_to:
             return None
-        return next((row for row in self.table if is_step_after(row, self)), None)
+        later = [row for row in self.table if row.before is self and row.is_step and row.speeds]
+        return next(iter(later), None)
 
     @property
     def joined(self) -> "list[Row]":
@@ -367,6 +368,11 @@ class Row(Figures):
         if not self.run.compared_to:
             return None
         return self.table.by_name.get(self.run.compared_to)
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it is a script of the series, in one process."""
+        return self.run.number is not None and self.run.stage is None and not self.run.torchrun
 
     @property
     def is_unsteady(self) -> bool:
@@ -454,11 +460,6 @@ def techniques_between(before: Run, run: Run, on_gpu: bool) -> list[int]:
     if on_gpu:
         others -= without_effect_on_gpus()
     return [*sorted(others), run.number]
-
-
-def is_step(run: Run) -> bool:
-    """Returns whether a run is a script of the series, in one process."""
-    return run.number is not None and run.stage is None and not run.torchrun
 
 
 def printed(rows: Iterable[Row]) -> list[Row]:
@@ -596,13 +597,6 @@ class Rows:
                 one, other = pair
                 pairs[row.run.name] = one.run.name, other.run.name
         return pairs
-
-
-def is_step_after(row: Row, earlier: Row) -> bool:
-    """Returns whether a row has figures, and its script is that of an earlier row with the
-    techniques that follow in the series."""
-    is_next = row.run.compared_to == earlier.run.name
-    return bool(row.speeds) and is_next and is_step(row.run) and is_step(earlier.run)
 
 
 def rows_of(measured: Measurement) -> list[Row]:

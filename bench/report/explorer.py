@@ -194,13 +194,7 @@ def prose_by_patch(runs: Iterable[Run]) -> dict[str, str]:
 def trainable_cards() -> list[tuple[str, Card]]:
     """Returns the GPUs that 01 can train on, by memory and capability."""
     cards = [(name, card) for name, card in CARDS.items() if card.capability >= 7]
-    return sorted(cards, key=size_of)
-
-
-def size_of(item: tuple[str, Card]) -> tuple[int, float]:
-    """Returns a named card's memory and capability."""
-    _, card = item
-    return card.mib, card.capability
+    return sorted(cards, key=lambda named: (named[1].mib, named[1].capability))
 
 
 def as_json(value, levels: int = 0) -> str:

@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from textwrap import fill
 
@@ -17,6 +16,7 @@ from bench.report.tables import factor_text, picture_name
 
 # Hues that colour-blind readers tell apart (Okabe and Ito's), of luminances that differ in grey.
 COLOURS = {"00": "#F2B84B", "01": "#00548C", "02": "#1FA77E"}
+OTHER = COLOURS["02"]  # of what isn't one of the three scripts
 OWN, ERROR, UNSURE = COLOURS["01"], "#E8803A", "#BCC6CF"  # better, worse, not significant
 MEMORY = "#8D9BA6"
 BEFORE = "#DCE5EC"  # what is gained already
@@ -217,8 +217,7 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
     """Draws speed and memory of each row as factors over `base`, the fastest first, and those too
     uncertain to rank last; of the speed with 95% intervals."""
     rows = [row for row in rows if row.factor and row.memory_factor]
-    rows.sort(key=attrgetter("factor"), reverse=True)
-    rows.sort(key=is_uncertain)
+    rows.sort(key=lambda row: (row.speedup().is_wide, -row.factor))
     if not rows:
         return None
     figure, [(subfigure, speed, memory)] = rows_of_panels(
@@ -230,11 +229,6 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
     draw_memory_factors(memory, rows)
     colour_legend(subfigure)
     return figure
-
-
-def is_uncertain(row: Row) -> bool:
-    """Returns whether a row's speedup is too uncertain to rank."""
-    return row.speedup().is_wide
 
 
 def draw_speed_factors(axes, rows: list[Row]) -> None:
@@ -253,7 +247,7 @@ def draw_speed_factors(axes, rows: list[Row]) -> None:
     draw_bars(axes, bars)
     mark_no_change(axes)
     label = "× speed"
-    if is_uncertain(rows[-1]):
+    if rows[-1].speedup().is_wide:
         label += WIDE_NOTE
     axes.set_xlabel(label)
 

@@ -18,6 +18,7 @@ from bench.predict.reference import (
     scripts,
 )
 from bench.predict.store import Prediction, largest_that_fits
+from bench.report.tables import range_text
 from gpt_speed.cards import BY_NAME, CARDS, Card
 from gpt_speed.tables import Table, num_col, text_col
 
@@ -172,8 +173,7 @@ def thousands_of_others(name: str) -> str:
         if row["card"] == name and row["batch"] >= LEAST_BATCH and resembles_01(source, row):
             program, _, _ = row["source"].partition(",")
             fastest[program] = max(row["tok_per_sec"] / 1000, fastest.get(program, 0))
-    ends = sorted(fastest.values())
-    return "–".join(dict.fromkeys(f"{value:,.0f}" for value in ends[:1] + ends[-1:]))
+    return range_text(fastest.values(), ",.0f")
 
 
 def resembles_01(source: dict, row: dict) -> bool:

@@ -26,7 +26,7 @@ from bench.report import explorer, prediction_tables, technique_pages, to_loss, 
 from bench.report.notes import SINGLE_RUNS, provenance
 from bench.report.pictures import picture_bytes
 from bench.report.prediction_tables import OnCard
-from bench.report.tables import excerpts_of, spread
+from bench.report.tables import excerpts_of, range_text, spread
 from bench.report.technique_pages import link_to, title_of
 from gpt_speed import gains
 from gpt_speed.cards import CARDS
@@ -83,7 +83,7 @@ FIGURES = {
     "epyc-speedup": Figure(lambda claims: claims.speedups_on("amd-epyc-2-cores"), ".1f"),
     "avx2-speedup": Figure(lambda claims: claims.speedups_on("amd-epyc-avx2-2-cores"), ".1f"),
     # The H100's ladder.
-    "h100-technique-8": Figure(lambda claims: claims.compiled.tok_per_sec, ",.0f"),
+    "h100-technique-8": Figure(lambda claims: claims.compiled_script.tok_per_sec, ",.0f"),
     "h100-optimized": Figure(lambda claims: claims.optimized.tok_per_sec, ",.0f"),
     "h100-optimized-thousands": Figure(
         lambda claims: claims.optimized.tok_per_sec, ".0f", unit=1e3
@@ -93,9 +93,11 @@ FIGURES = {
     "h100-speedup-interval": Figure(
         lambda claims: claims.speedup_over(claims.baseline).interval, ".1f"
     ),
-    "h100-after-8": Figure(lambda claims: claims.speedup_over(claims.compiled).factor, ".1f"),
+    "h100-after-8": Figure(
+        lambda claims: claims.speedup_over(claims.compiled_script).factor, ".1f"
+    ),
     "h100-11-to-15": Figure(lambda claims: claims.percent_over_published, ".0f"),
-    "h100-10-gb": Figure(lambda claims: claims.published.reserved_gb, ".0f"),
+    "h100-10-gb": Figure(lambda claims: claims.published_script.reserved_gb, ".0f"),
     # Single steps and whole scripts of another day.
     "h100-gb": Figure(lambda claims: claims.steps.script_gb["01"], ".1f"),
     "over-nanogpt": Figure(lambda claims: claims.steps.over_nanogpt),
@@ -228,20 +230,14 @@ def figure_text(name: str, claims: Claims) -> str:
     try:
         value = figure.value(claims)
     except KeyError as error:
-        raise UserError(f"the figure {name}: no row {error} in {relative(claims.reference)}")
+        raise UserError(f"the figure {name}: no row {error} in {relative(claims.folder)}")
     except OSError as error:
         raise UserError(f"the figure {name}: {error}")
     values = value if isinstance(value, Sequence) else [value]
     numbers = known_values(values)
     if not numbers or len(numbers) < len(values):
-        raise UserError(f"the figure {name} isn't known from {relative(claims.reference)}")
+        raise UserError(f"the figure {name} isn't known from {relative(claims.folder)}")
     return range_text([number / figure.unit for number in numbers], figure.form)
-
-
-def range_text(values: Sequence[float], form: str) -> str:
-    """Writes the least and the greatest of several values, once where they are written alike."""
-    ends = [format(value, form) for value in (min(values), max(values))]
-    return "–".join(dict.fromkeys(ends))
 
 
 def hardware_table() -> Table:
@@ -321,15 +317,10 @@ def contributions_table() -> Table:
     )
 
 
-def link_of(number: int) -> str:
-    """Returns a technique's number and name, linked to its card."""
-    patch = stack.load()[number - 1]
-    return link_to(title_of(patch, number), "docs/techniques.md")
-
-
 def technique_cell(line: Contribution) -> str:
-    """Returns links to the cards."""
-    return ", ".join(map(link_of, line.numbers))
+    """Returns the numbers and names of techniques, linked to their cards."""
+    titles = map(title_of, line.patches, line.numbers)
+    return ", ".join(link_to(title, "docs/techniques.md") for title in titles)
 
 
 def speed_cell(line: Contribution) -> str:

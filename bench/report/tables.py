@@ -1,6 +1,6 @@
 """The columns that studies share, and the tables of what was measured."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from bench.analysis.rows import Row, printed, rows_of
@@ -31,6 +31,13 @@ def spread(values: Sequence[float] | None, form: str = ",.0f") -> str:
     if not values or len(values) < 2:
         return ""
     return f"{min(values):{form}}–{max(values):{form}}"
+
+
+def range_text(values: Iterable[float], form: str) -> str:
+    """Returns the least and the greatest of several values, once where they are written alike; ""
+    without any."""
+    ordered = sorted(values)
+    return "–".join(dict.fromkeys(format(value, form) for value in ordered[:1] + ordered[-1:]))
 
 
 def bold(text: str, significance: str | None) -> str:

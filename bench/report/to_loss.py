@@ -30,6 +30,7 @@ WORDS = {  # for readers who don't know the patches and their options
     "--polar-express": "Polar Express",
     "--normuon": "NorMuon",
 }
+LOWEST_LOSS = Column("lowest val loss", lambda row: row.error or fmt(row.lowest_val_loss, ".4f"))
 
 
 # ---- The table of one target -------------------------------------------------------------------

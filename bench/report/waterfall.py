@@ -31,8 +31,7 @@ class Rung:
     name: str
     label: str  # stands at the bar's end: a gain, a speed, or an error
     colour: str
-    is_gain: bool  # whether the label is a gain
-    is_loss: bool  # whether the gain is below 1
+    factor: float | None  # its gain, which the label is then
     ends: tuple[float, float] | None  # where its gain begins and ends; None without
     gb: float | None
 
@@ -46,8 +45,7 @@ def rungs_of(rows: list[Row], colours: list[str]) -> list[Rung]:
             name_of(row),
             label_of(row),
             colour,
-            bool(row.factor),
-            is_slower(row),
+            row.factor,
             ends_of(row, totals),
             row.reserved_gb,
         )
@@ -74,7 +72,7 @@ def draw_speedups(axes, rungs: list[Rung], palette: Palette) -> None:
     for place, rung in enumerate(rungs):
         start, end = rung.ends or (low, low)
         axes.barh(place, start - low, 0.56, low, color=palette.before)
-        if rung.is_loss:
+        if is_loss(rung.factor):
             style = dict(facecolor="none", edgecolor=rung.colour, hatch="/////", linewidth=0)
         else:
             style = dict(color=rung.colour)
@@ -86,14 +84,14 @@ def draw_speedups(axes, rungs: list[Rung], palette: Palette) -> None:
     axes.xaxis.set_major_formatter("{x:g}×")
 
 
-def is_slower(row: Row) -> bool:
-    """Returns whether a row's factor is below 1 as it is printed."""
-    return bool(row.factor) and round(row.factor, 2) < 1
+def is_loss(factor: float | None) -> bool:
+    """Returns whether a factor is below 1 as it is printed."""
+    return factor is not None and round(factor, 2) < 1
 
 
 def annotate(axes, place: int, end: float, rung: Rung, palette: Palette) -> None:
     """Writes at the end of a bar what it says: a gain in bold and colour, all else plainly."""
-    style = dict(color=palette.gain, fontweight="bold") if rung.is_gain else {}
+    style = dict(color=palette.gain, fontweight="bold") if rung.factor else {}
     axes.annotate(
         rung.label, (end, place), (8, 0), va="center", textcoords="offset points", **style
     )
@@ -102,7 +100,7 @@ def annotate(axes, place: int, end: float, rung: Rung, palette: Palette) -> None
 def heading_of(rows: list[Row]) -> str:
     """Returns what the panel of speedups shows."""
     heading = "throughput relative to the baseline (log scale); labels: gain of each step"
-    if any(map(is_slower, rows)):
+    if any(is_loss(row.factor) for row in rows):
         heading += "\nhatched: lost"
     if any(row.speedup().is_wide for row in rows):
         heading += f"\n{WIDE_MARK}: wide interval"
@@ -200,8 +198,7 @@ def allocator_rung(claims: Claims, palette: Palette) -> Rung:
         names_of([*settings.numbers]),
         f"≤ {settings.speed:.2f}×",
         palette.gain,
-        is_gain=False,
-        is_loss=False,
+        factor=None,
         ends=(end, end),
         gb=claims.steps.script_gb["01"],
     )

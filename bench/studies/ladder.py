@@ -9,7 +9,7 @@ from bench.measure.journal import Measurement
 from bench.measure.plan import EVERY_ROUND, Plan, Setup
 from bench.report import waterfall
 from bench.report.pictures import place_of
-from bench.report.tables import bold, credited, factor_text, spread
+from bench.report.tables import bold, credited_technique, factor_text, spread
 from bench.studies import Plans, Study, add_techniques
 from gpt_speed.tables import Column, Table, fmt, num_col
 
@@ -37,7 +37,7 @@ class Ladder(Study):
     def excerpts(self, measured: Measurement, rows: list[Row]) -> dict[str, list[Table]]:
         columns = [
             Column("#", lambda row: str(row.run.number)),
-            Column("technique", lambda row: credited(row, row.technique), True),
+            Column("technique", credited_technique, True),
             Column("tok/sec (range)", speed_with_range),
             Column("× before", factor_text),
             num_col("A100", "published_factor", ".2f"),

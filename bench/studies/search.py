@@ -20,15 +20,15 @@ from bench.measure.plan import Plan, Setup
 from bench.measure.sizing import configurations, tokens_per_epoch
 from bench.report.notes import machine_note
 from bench.report.tables import RUN, SPEED
+from bench.report.to_loss import LOWEST_LOSS
 from bench.studies import Plans, Study
 from gpt_speed.common import UserError
-from gpt_speed.tables import Column, Table, fmt
+from gpt_speed.tables import Column, Table
 
 # Fields of a Plan whose runs choose settings; reported times have other seeds.
 TUNING: dict = dict(first_seed=1, cold_rounds=0)
 LIMIT = 2  # epochs without the target, after which a run is ended
 LOG_TOKENS = {"cuda": 40_960, "cpu": 16_384}  # from one log line to the next
-LOWEST_LOSS = Column("lowest val loss", lambda row: row.error or fmt(row.lowest_val_loss, ".4f"))
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,14 @@ def next_settings(tried: list[Setting], count: int) -> list[Setting]:
     return []
 
 
-def plan_of(runs: list[Run], kind: str, **settings) -> Plan:
-    """Returns a plan of whole runs with a new seed in each round."""
-    return Plan(runs, kind, full_length=True, new_seeds=True, **settings)
+def whole_runs(runs: list[Run], kind: str, **fields) -> Plan:
+    """Returns a plan of whole runs with a new seed in each round, with further fields of Plan."""
+    return Plan(runs, kind, full_length=True, new_seeds=True, **fields)
 
 
 def plan_of_part(part: Part, settings: list[Setting], setup: Setup) -> Plan:
     """Returns the plan of a part of a search with these settings."""
-    return plan_of(
+    return whole_runs(
         [run_at(setting, setup) for setting in settings],
         part.kind,
         tokens=(setup.args.max_tokens or tokens_per_epoch(setup.data)) // part.divisor,

@@ -45,7 +45,7 @@ class Sweep(Study):
                 raise UserError(f"{OPTION[name]} is set by the sweep itself", 2)
         script = setup.scripts.stage("01").replace(published=None)
         runs = [run_of(script, size) for size in sizes]
-        growth = Growth(GROWTH[what], limit_of(setup.machine))
+        growth = Growth(GROWTH[what], memory_limit(setup.machine))
         length = self.length(setup) | dict(min_steps=MIN_STEPS[device])
         yield Plan(runs, what, cold_rounds=0, growth=growth, **length)
 
@@ -77,7 +77,7 @@ class Sweep(Study):
         ]
 
 
-def limit_of(machine: dict) -> float | None:
+def memory_limit(machine: dict) -> float | None:
     """Returns the GB that a run may take by estimate: half of a CPU's RAM; None where that isn't
     known, and on a GPU, which says itself what doesn't fit."""
     if machine["device"] != "cpu" or not machine["ram_gb"]:

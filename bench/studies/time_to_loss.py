@@ -12,9 +12,18 @@ from bench.measure.journal import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.measure.sizing import DEMO_TOKENS, tokens_per_epoch
 from bench.report.notes import machine_note
-from bench.report.pictures import COLOURS, Bar, add_legend, draw_bars, key, place_of, rows_of_panels
+from bench.report.pictures import (
+    COLOURS,
+    OTHER,
+    Bar,
+    add_legend,
+    draw_bars,
+    key,
+    place_of,
+    rows_of_panels,
+)
 from bench.report.tables import RUN, SPEED
-from bench.report.to_loss import speedup_to_loss, time_columns
+from bench.report.to_loss import LOWEST_LOSS, speedup_to_loss, time_columns
 from bench.studies import Plans, Study, search
 from gpt_speed.common import UserError
 from gpt_speed.tables import Table, fmt
@@ -22,7 +31,6 @@ from gpt_speed.tables import Table, fmt
 LIMIT = 3  # a run of so many times the tokens of 00's default run hasn't reached the target
 LOG_TOKENS = {"cuda": 40_960, "cpu": 4_096}  # from one log line to the next, of such runs
 COLD_ROUNDS = 2  # later ones tell how long a second start takes
-SCRIPTS = {"00": "00, baseline", "01": "01, optimized", "02": "01 with variants"}
 
 
 class TimeToLoss(Study):
@@ -71,7 +79,7 @@ class TimeToLoss(Study):
         """Yields the plan of 00's default run. Returns the loss that it comes to as the target, and
         the length of runs to it, as fields of Plan. Raises UserError where it failed."""
         log_tokens, tokens = LOG_TOKENS[setup.device], setup.args.max_tokens
-        plan = search.plan_of(
+        plan = search.whole_runs(
             [base], "target", tokens=tokens, log_tokens=log_tokens, rounds=2, **search.TUNING
         )
         measured = yield plan
@@ -88,12 +96,14 @@ class TimeToLoss(Study):
             return []
         tokens = setup.args.max_tokens or tokens_of_default_run(setup)
         log_tokens = LOG_TOKENS[setup.device]
-        return [search.plan_of(self.runs(setup), "", log_tokens=log_tokens, tokens=LIMIT * tokens)]
+        return [
+            search.whole_runs(self.runs(setup), "", log_tokens=log_tokens, tokens=LIMIT * tokens)
+        ]
 
     def tables(self, measured: Measurement, rows: list[Row]) -> list[Table]:
         """Returns how long each run took to each target; without, the losses that set one."""
         if not measured.plan.targets:
-            return [Table([RUN, search.LOWEST_LOSS, SPEED], rows)]
+            return [Table([RUN, LOWEST_LOSS, SPEED], rows)]
         return [
             Table(
                 time_columns(target, rows),
@@ -132,7 +142,11 @@ class TimeToLoss(Study):
         draw_times(time, rows, target)
         add_legend(
             subfigure,
-            {label: COLOURS[name] for name, label in SCRIPTS.items()},
+            {
+                "00, baseline": COLOURS["00"],
+                "01, optimized": COLOURS["01"],
+                "01 with variants": OTHER,
+            },
             key("compilation, warm-up", facecolor="white", edgecolor="0.6", hatch="///"),
         )
         return figure
@@ -152,7 +166,7 @@ def plan_after_search(setup: Setup) -> Plan:
 def plan_to_target(runs: list[Run], kind: str, log_tokens: int, length: dict) -> Plan:
     """Returns the plan of runs to a target; `length` has that, and when they end without it, as
     fields of Plan."""
-    return search.plan_of(runs, kind, log_tokens=log_tokens, cold_rounds=COLD_ROUNDS, **length)
+    return search.whole_runs(runs, kind, log_tokens=log_tokens, cold_rounds=COLD_ROUNDS, **length)
 
 
 def tokens_of_default_run(setup: Setup) -> int:
@@ -175,11 +189,8 @@ def seconds_or_never(row: Row, target: float) -> float:
     return row.seconds_to(target, with_first_step=True) or math.inf
 
 
-def colour_key(row: Row) -> str:
-    """Returns one of SCRIPTS."""
-    if row.run.stage in ("00", "01"):
-        return row.run.stage
-    return "02"
+def colour_of(row: Row) -> str:
+    return {"00": COLOURS["00"], "01": COLOURS["01"]}.get(row.run.stage, OTHER)
 
 
 def draw_speeds(axes, rows: list[Row]) -> None:
@@ -188,7 +199,7 @@ def draw_speeds(axes, rows: list[Row]) -> None:
             fill(row.label.replace("+", " + "), 36, break_on_hyphens=False),
             row.tok_per_sec,
             fmt(row.tok_per_sec, ",.0f"),
-            COLOURS[colour_key(row)],
+            colour_of(row),
             whisker=row.speeds,
         )
         for row in rows
@@ -205,8 +216,8 @@ def draw_times(axes, rows: list[Row], target: float) -> None:
             "",
             row.seconds_to(target),
             time_text(row, target),
-            COLOURS[colour_key(row)],
-            whisker=reached_times(row, target),
+            colour_of(row),
+            whisker=[arrival.training for arrival in row.arrivals(target) if not arrival.missed],
             behind=row.seconds_to(target, with_first_step=True) or 0,
         )
         for row in rows
@@ -215,23 +226,19 @@ def draw_times(axes, rows: list[Row], target: float) -> None:
     axes.set_xlabel("seconds of training and compilation\n×: the speedup in the table")
 
 
-def reached_times(row: Row, target: float) -> list[float]:
-    """Returns the seconds of the runs that reached the target."""
-    return [arrival.training for arrival in row.arrivals(target) if not arrival.missed]
-
-
 def title_of(rows: list[Row], target: float) -> str:
     """Returns what a picture shows, and before it the finding: how much faster the best script is
     than 00, or else 01, where that is significant."""
     title = f"Speed, and seconds to a validation loss of {target:.2f}: "
     best = min(rows, key=lambda row: seconds_or_never(row, target))
-    for row in (best, *(row for row in rows if row.run.stage == "01")):
-        speedup = row.speedup(target, with_first_step=True)
-        if speedup.is_significant:
-            times = f"{speedup.factor:.1f}" if speedup.factor > 1 else f"{speedup.factor:.2f}"
-            one, other = script_of(row), script_of(row.reference)
-            return f"{one}: {times} times as fast as {other}\n{title}"
-    return title
+    optimized = [row for row in rows if row.run.stage == "01"]
+    speedups = [row.speedup(target, with_first_step=True) for row in (best, *optimized)]
+    speedup = next((speedup for speedup in speedups if speedup.is_significant), None)
+    if not speedup:
+        return title
+    times = f"{speedup.factor:.1f}" if speedup.factor > 1 else f"{speedup.factor:.2f}"
+    one, other = script_of(speedup.row), script_of(speedup.over)
+    return f"{one}: {times} times as fast as {other}\n{title}"
 
 
 def script_of(row: Row) -> str:
