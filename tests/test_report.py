@@ -170,7 +170,7 @@ def test_one_figure_for_one_thing():
     """A technique's gain on the H100 is the same in the ladder's table, on the technique's page and
     in the picture; techniques 9 and 10, of which a run was slow, have one together."""
     rows = printed(rows_in(REFERENCE / "nvidia-h100", "ladder"))
-    own = {row.run.number: waterfall.label_of(row).removesuffix("×") for row in rows[1:]}
+    own = {row.run.number: waterfall.bar_label(row).removesuffix("×") for row in rows[1:]}
     assert 9 not in own and own[10] == "1.44"
     page = (REFERENCE / "nvidia-h100" / "README.md").read_text(encoding="utf-8")
     table = page.partition("<!-- ladder@")[2].partition("<!-- end -->")[0]

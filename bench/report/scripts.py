@@ -115,7 +115,7 @@ def figures_of(record: Record, base: Record | None, with_tokens: bool) -> Script
         factor = ratio(training.tok_per_sec, Training(base).tok_per_sec)
     return ScriptFigures(
         stage,
-        label=", ".join([label_of(record, with_tokens), *differences]),
+        label=", ".join([script_label(record, with_tokens), *differences]),
         device=record.device_name,
         model=model_text(config["model"], config["context_length"], record.text),
         tok_per_sec=training.tok_per_sec,
@@ -139,7 +139,7 @@ def differences_between(record: Record, base: Record) -> list[str]:
     return [words[name] for name in known if own[name] != other[name]]
 
 
-def label_of(record: Record, with_tokens: bool) -> str:
+def script_label(record: Record, with_tokens: bool) -> str:
     """Returns a script's name, with how this run differs from others of it."""
     stage, name = SCRIPTS[record.run_name]
     config = record.config
@@ -176,8 +176,8 @@ def scripts_table(groups: list[list[ScriptFigures]]) -> Table:
             text_col("model / context", "model"),
             text_col("script", "label"),
             num_col("tok/sec", "tok_per_sec", ",.0f"),
-            Column("speedup over 00", speedup_text),
-            Column("p25–p75", quartiles_text),
+            Column("speedup over 00", speedup_cell),
+            Column("p25–p75", quartiles_cell),
             num_col("reserved GB", "reserved_gb", ".2f"),
             num_col("MFU", "mfu", ".1%"),
             num_col("val loss", "val_loss", ".3f"),
@@ -187,13 +187,13 @@ def scripts_table(groups: list[list[ScriptFigures]]) -> Table:
     )
 
 
-def speedup_text(row: ScriptFigures) -> str:
+def speedup_cell(row: ScriptFigures) -> str:
     if row.stage == "00":
         return "1.00"
     return fmt(row.factor, ".2f")
 
 
-def quartiles_text(row: ScriptFigures) -> str:
+def quartiles_cell(row: ScriptFigures) -> str:
     if not row.quartiles:
         return ""
     first, _, third = row.quartiles

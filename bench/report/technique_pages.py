@@ -436,14 +436,14 @@ def measured_on_gpu() -> Table:
         [
             text_col("variant", "link"),
             value_col("× speed", "on_gpu", speed_text),
-            value_col("95%", "on_gpu", interval_text),
+            value_col("95%", "on_gpu", interval_cell),
             value_col("× memory", "on_gpu", memory_text),
         ],
         lines,
     )
 
 
-def interval_text(gain: Gain) -> str:
+def interval_cell(gain: Gain) -> str:
     return spread(gain.interval, ".2f") or "one run"
 
 

@@ -42,8 +42,8 @@ def rungs_of(rows: list[Row], colours: list[str]) -> list[Rung]:
     totals[rows[0].run.name] = 1.0
     return [
         Rung(
-            name_of(row),
-            label_of(row),
+            rung_name(row),
+            bar_label(row),
             colour,
             row.factor,
             ends_of(row, totals),
@@ -116,7 +116,7 @@ def ends_of(row: Row, totals: dict[str, float | None]) -> tuple[float, float] | 
     return low, high
 
 
-def name_of(row: Row) -> str:
+def rung_name(row: Row) -> str:
     """Returns what a row adds, and its number."""
     name = row.technique
     if row.run.processes > 1:
@@ -126,7 +126,7 @@ def name_of(row: Row) -> str:
     return f"{name} {row.run.number:\u2007>2}"  # the filling is as wide as a figure
 
 
-def label_of(row: Row) -> str:
+def bar_label(row: Row) -> str:
     """Returns what stands at a row's bar: its gain, its speed where it has none, or its error."""
     if row.error:
         return row.error[:LETTERS]

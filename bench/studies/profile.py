@@ -179,7 +179,7 @@ def kinds_table(profile: StepProfile) -> Table:
         f" recording (which takes time itself). Idle: {idle}. The trace, for"
         f" ui.perfetto.dev: `{TRACE}`."
     )
-    return Table([text_col("kind", "kind"), *time_columns(profile)], kinds, caption)
+    return Table([text_col("kind", "kind"), *step_columns(profile)], kinds, caption)
 
 
 def operations_table(profile: StepProfile) -> Table:
@@ -188,12 +188,12 @@ def operations_table(profile: StepProfile) -> Table:
         text_col("kernel" if profile.gpu else "operation", "short_name"),
         text_col("kind", "kind"),
         num_col("calls per step", "calls", "g"),
-        *time_columns(profile),
+        *step_columns(profile),
     ]
     return Table(columns, profile.operations[:TOP])
 
 
-def time_columns(profile: StepProfile) -> list[Column]:
+def step_columns(profile: StepProfile) -> list[Column]:
     """Returns the columns of the seconds of a table's lines."""
 
     def milliseconds(line: Operation | KindTime) -> str:

@@ -38,7 +38,7 @@ class Stages(Study):
         )
 
     def plans(self, setup: Setup) -> Plans:
-        runs = chained([run_of(stage, setup) for stage in STAGES])
+        runs = chained([run_here(stage, setup) for stage in STAGES])
         tokens, epochs = setup.args.max_tokens, setup.args.epochs
         if setup.in_report and setup.machine["gpus"]:
             epochs = EPOCHS_IN_REPORT
@@ -63,7 +63,7 @@ class Stages(Study):
         return draw_scripts(latest_runs(measured.folder))
 
 
-def run_of(stage: str, setup: Setup) -> Run:
+def run_here(stage: str, setup: Setup) -> Run:
     """Returns one of the three scripts as this machine trains it: the file itself, edited or not,
     unless it is composed for this machine. Raises UserError, StackError."""
     run = setup.scripts.for_machine(stage, setup.machine, setup.options)

@@ -189,7 +189,7 @@ def seconds_or_never(row: Row, target: float) -> float:
     return row.seconds_to(target, with_first_step=True) or math.inf
 
 
-def colour_of(row: Row) -> str:
+def bar_colour(row: Row) -> str:
     return {"00": COLOURS["00"], "01": COLOURS["01"]}.get(row.run.stage, OTHER)
 
 
@@ -199,7 +199,7 @@ def draw_speeds(axes, rows: list[Row]) -> None:
             fill(row.label.replace("+", " + "), 36, break_on_hyphens=False),
             row.tok_per_sec,
             fmt(row.tok_per_sec, ",.0f"),
-            colour_of(row),
+            bar_colour(row),
             whisker=row.speeds,
         )
         for row in rows
@@ -216,7 +216,7 @@ def draw_times(axes, rows: list[Row], target: float) -> None:
             "",
             row.seconds_to(target),
             time_text(row, target),
-            colour_of(row),
+            bar_colour(row),
             whisker=[arrival.training for arrival in row.arrivals(target) if not arrival.missed],
             behind=row.seconds_to(target, with_first_step=True) or 0,
         )
