@@ -30,7 +30,7 @@ from bench import cli
 from bench.analysis import claims
 from bench.analysis.folders import newest_in, rows_in
 from bench.analysis.gains import Gain
-from bench.analysis.rows import printed, rows_of
+from bench.analysis.rows import Rows, printed
 from bench.analysis.totals import totals_in
 from bench.common import REFERENCE
 from bench.measure.journal import read_journal
@@ -69,9 +69,9 @@ def shown(tmp_path):
 
     def shown(plan, runs, *how, **header):
         *_, measured = read_journal(write_journal(tmp_path, "a", plan, runs, *how, **header))
-        rows = rows_of(measured)
+        rows = Rows(measured)
         cells = cells_of(markdown(full_table(rows)))
-        return [*cells.values()], full_notes(measured, rows)
+        return [*cells.values()], full_notes(rows)
 
     return shown
 
@@ -228,8 +228,8 @@ def test_lines_of_a_diff(monkeypatch):
 
 def test_the_title_of_times_to_a_loss():
     """Where the best script isn't significantly faster it tells of 01."""
-    ((measured, rows),) = newest_in(REFERENCE / "nvidia-h200", "time-to-loss")
-    (target,) = measured.plan.targets.values()
+    (rows,) = newest_in(REFERENCE / "nvidia-h200", "time-to-loss")
+    (target,) = rows.measured.plan.targets.values()
     assert time_to_loss.title_of(rows, target).startswith("01: 0.54 times as fast as 00\n")
 
 
@@ -248,7 +248,7 @@ def test_a_curve_is_of_the_script_that_the_legend_names(h200_times):
             baseline, *others = line["plan"]["runs"]
             line["plan"]["runs"] = [baseline, *reversed(others)]
     h200_times.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    ((_, rows),) = newest_in(h200_times.parent, "time-to-loss")
+    (rows,) = newest_in(h200_times.parent, "time-to-loss")
     by_script = {str(row.run.script): row for row in rows}
     figure = to_loss.loss_over_seconds()
     curves = {line.get_label(): line for line in figure.axes[0].get_lines()}
@@ -348,7 +348,7 @@ def figures(folder: Path) -> list:
     return [
         (row.label, row.rounds, row.tok_per_sec, row.val_loss, row.error)
         for study in all_studies()
-        for _, rows in newest_in(folder, study)
+        for rows in newest_in(folder, study)
         for row in rows
     ]
 
@@ -509,8 +509,8 @@ def test_another_text_than_the_book(reports, no_pictures, corpus, text):
     reports.children.does |= {"01-causal-mask": dict(start=start)}
     (reports.data / "meta.json").write_text(json.dumps(start["data"]))
     assert reports.make(pieces="stages,ladder") == 0
-    ((measured, _),) = newest_in(reports.results, "ladder")
-    assert place_of(measured).partition("\ntext: ")[2] == text
+    (rows,) = newest_in(reports.results, "ladder")
+    assert place_of(rows.measured).partition("\ntext: ")[2] == text
     assert reports.text.count(f", text: {text}.") == (2 if text else 0)
 
 
@@ -775,9 +775,7 @@ def test_techniques_that_share_a_line(tmp_path):
     runs = [run for name, of_rounds in speeds.items() for run in rounds_of(name, *of_rounds)]
     runs.append(dict(name="failed", error="it broke"))
     (measured,) = read_journal(write_journal(tmp_path, "ladder", plan, runs, MACHINE))
-    one, two_and_three, five = claims.contributions_of(
-        row for row in rows_of(measured) if row.speeds
-    )
+    one, two_and_three, five = claims.contributions_of(row for row in Rows(measured) if row.speeds)
     assert (one.numbers, one.is_small) == ((1,), True)
     assert (two_and_three.numbers, five.numbers) == ((2, 3), (4, 5))  # 4 failed
     assert one.speed == pytest.approx(1.01)
@@ -868,7 +866,7 @@ def test_totals_are_of_every_measurement_of_one_model(tmp_path):
 
 
 def test_the_xeons_typed_count_of_variants_is_that_of_the_logs():
-    (rows,) = (rows for one, rows in newest_in(REFERENCE / XEON, "variants") if not one.kind)
+    (rows,) = (rows for rows in newest_in(REFERENCE / XEON, "variants") if not rows.measured.kind)
     slower = sum(row.significance == "slower" for row in rows)
     page = unwrapped(f"results/reference/{XEON}/README.md")
     assert f"; {COUNTS[slower]} are slower." in page
@@ -877,8 +875,8 @@ def test_the_xeons_typed_count_of_variants_is_that_of_the_logs():
 def speedup_to_loss(machine: str, label: str) -> str:
     """Of the row whose label begins so, to the first target."""
     (speedup,) = {
-        f"{row.speedup(next(iter(one.plan.targets.values()))).factor:.1f}×"
-        for one, rows in newest_in(REFERENCE / machine, "time-to-loss")
+        f"{row.speedup(next(iter(row.plan.targets.values()))).factor:.1f}×"
+        for rows in newest_in(REFERENCE / machine, "time-to-loss")
         for row in rows
         if row.label.startswith(label)
     }

@@ -22,7 +22,7 @@ from made_up import (
 )
 
 from bench.analysis.folders import newest_in
-from bench.analysis.rows import rows_of
+from bench.analysis.rows import Rows
 from bench.analysis.tuning import DEFAULT_LOSS, EPOCH_LOSS, Setting, setting_of
 from bench.report.tables import text_of
 from bench.studies import search, time_to_loss
@@ -127,14 +127,14 @@ def test_a_search_tunes_by_whole_runs_with_seeds_of_its_own(searched):
 
 
 def test_every_setting_of_a_search_has_its_figures_in_a_table(searched):
-    for measured, rows in newest_in(searched.folder, "search"):
-        lines = rows_of_text(text_of(Search(), measured))
+    for rows in newest_in(searched.folder, "search"):
+        lines = rows_of_text(text_of(Search(), rows))
         assert len(lines) == len(rows) and all(line[3] for line in lines)
 
 
 def test_a_search_ends_with_the_options_of_the_best(searched):
-    measured, _ = newest_in(searched.folder, "search")[-1]
-    text = text_of(Search(), measured)
+    rows = newest_in(searched.folder, "search")[-1]
+    text = text_of(Search(), rows)
     for stage, (batch, rate) in BEST.items():
         assert f"\n{stage}: --batch-size {batch} --learning-rate {rate:g}\n" in text
 
@@ -174,7 +174,7 @@ def test_settings_that_fail_come_last(tmp_path):
     measure(Search(), setup_of(tmp_path), fails=lambda _, rate: rate >= 2e-3)
     settings, _ = read_search(setup_of(tmp_path))
     assert settings == [Setting("00", 2, 1e-3), Setting("01", 4, 1e-3)]
-    assert not any(Search().has_failed(measured) for measured, _ in newest_in(tmp_path, "search"))
+    assert not any(Search().has_failed(rows.measured) for rows in newest_in(tmp_path, "search"))
 
 
 def test_what_is_tried_next():
@@ -192,7 +192,7 @@ def test_the_loss_in_time(tmp_path):
     settings = Setting("01", 1, 1.0), Setting("01", 2, 1.0), Setting("01", 4, 1.0)
     plan = search.plan_of_part(search.Part(8, 8), settings, setup_of(tmp_path))
     slow, fast, failed = names(plan)
-    rows = rows_of(
+    rows = Rows(
         measured_with(
             plan,
             {
@@ -251,8 +251,8 @@ def test_times_to_two_targets(tmp_path):
     ]
     plan = search.whole_runs(runs, "", tokens=3 * 8192, cold_rounds=2, rounds=2, targets=targets)
     write_journal(tmp_path, "time-to-loss", plan, landscape()(plan))
-    ((measured, rows),) = newest_in(tmp_path, "time-to-loss")
-    published, best = map(cells_of, text_of(TimeToLoss(), measured).split("Target ")[1:])
+    (rows,) = newest_in(tmp_path, "time-to-loss")
+    published, best = map(cells_of, text_of(TimeToLoss(), rows).split("Target ")[1:])
     assert published["01"] == {
         "run": "01",
         "tok/sec": "500",
@@ -272,7 +272,7 @@ def test_times_to_two_targets(tmp_path):
         "9.33",
         "00, batch 2, rate 0.002",
     )
-    figure = TimeToLoss().picture(measured, rows)
+    figure = TimeToLoss().picture(rows)
     assert {"not reached", f"{line['seconds']} s, {line['× to the loss']}×"} <= {*shown(figure)}
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
         "00",

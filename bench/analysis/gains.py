@@ -7,7 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from bench.analysis.folders import every_row_in, has_gpu, machines, sessions_in
-from bench.analysis.rows import Row
+from bench.analysis.rows import Row, Rows
 from bench.analysis.stats import SIGNIFICANT
 from bench.catalogue import STAGES, Run
 from bench.common import short_name, trained_in
@@ -154,20 +154,20 @@ def ladder_sessions(*folders: Path) -> list[Session]:
     """Returns what the techniques gained in each ladder of these folders."""
     sessions = [
         Session(
-            name=measured.machine["name"],
-            short_name=short_name(measured.machine),
-            device=measured.machine["device"],
-            dtype=trained_in(measured.machine),
+            name=rows.measured.machine["name"],
+            short_name=short_name(rows.measured.machine),
+            device=rows.measured.machine["device"],
+            dtype=trained_in(rows.measured.machine),
             folder=folder.name,
             gains=gains_in(rows),
         )
         for folder in folders
-        for measured, rows in sessions_in(folder, "ladder")
+        for rows in sessions_in(folder, "ladder")
     ]
     return [session for session in sessions if session.gains]
 
 
-def gains_in(rows: list[Row]) -> dict[str, float]:
+def gains_in(rows: Rows) -> dict[str, float]:
     """Returns what each technique gained in a ladder; nothing where its first script failed."""
     if not rows[0].speeds:
         return {}

@@ -1,12 +1,12 @@
 """From a journal's Measurement to rows: medians over the rounds, speedups, significance."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from bench.analysis.stats import SIGNIFICANT, Estimate, Family, Values, logs_of, mean_ratio
 from bench.analysis.training import Training
@@ -333,9 +333,9 @@ class Row(Figures):
     @property
     def baseline(self) -> "Row | None":
         """The first row; None of that row itself."""
-        if self.table.first is self:
+        if self.table[0] is self:
             return None
-        return self.table.first
+        return self.table[0]
 
     @cached_property
     def joined_with(self) -> "Row | None":
@@ -561,20 +561,26 @@ class Speedup(Comparison):
         return self.significance in SIGNIFICANT
 
 
-class Rows:
-    """The rows of a measurement, and what is tested of them as a whole."""
+class Rows(Sequence[Row]):
+    """The rows of a measurement, one for each run of its plan, and what is tested of them as a
+    whole."""
 
     def __init__(self, measured: Measurement):
         self.measured = measured
         self.by_name = {run.name: Row(run, self) for run in measured.plan.runs}
         self.families: dict[Goal | None, Family] = {}
 
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.by_name.values())
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
 
-    @property
-    def first(self) -> Row:
-        return next(iter(self))
+    @overload
+    def __getitem__(self, place: slice) -> list[Row]: ...
+
+    def __getitem__(self, place):
+        return list(self.by_name.values())[place]
+
+    def __len__(self) -> int:
+        return len(self.by_name)
 
     def family(self, goal: Goal | None = None) -> Family:
         """Returns the speedups of the rows, or those of coming to a goal. Rows with a failed run,
@@ -597,8 +603,3 @@ class Rows:
                 one, other = pair
                 pairs[row.run.name] = one.run.name, other.run.name
         return pairs
-
-
-def rows_of(measured: Measurement) -> list[Row]:
-    """Returns a row for each run of a plan."""
-    return list(Rows(measured))

@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import fill
 
 from bench.analysis.folders import newest_in
-from bench.analysis.rows import Row
+from bench.analysis.rows import Row, Rows
 from bench.common import short_name
 from bench.report.notes import WIDE_MARK
 from bench.report.tables import factor_text, picture_name
@@ -152,10 +152,10 @@ def draw_all(studies: dict, results: Path) -> dict[str, bytes]:
         return {}
     pictures = {}
     for name, study in studies.items():
-        for measured, rows in newest_in(results, name):
-            figure = study.picture(measured, rows)
+        for rows in newest_in(results, name):
+            figure = study.picture(rows)
             if figure:
-                pictures[f"{picture_name(name, measured.kind)}.png"] = picture_bytes(figure)
+                pictures[f"{picture_name(name, rows.measured.kind)}.png"] = picture_bytes(figure)
         pyplot.close("all")
     return pictures
 
@@ -213,20 +213,21 @@ def draw_bars(axes, bars: Sequence[Bar]) -> None:
     axes.xaxis.set_major_formatter("{x:,.10g}")
 
 
-def draw_alternatives(measured, base: Row, rows: list[Row]):
-    """Draws speed and memory of each row as factors over `base`, the fastest first, and those too
-    uncertain to rank last; of the speed with 95% intervals."""
-    rows = [row for row in rows if row.factor and row.memory_factor]
-    rows.sort(key=lambda row: (row.speedup().is_wide, -row.factor))
-    if not rows:
+def draw_alternatives(rows: Rows):
+    """Draws speed and memory of each row as factors over the first one, the fastest first, and
+    those too uncertain to rank last; of the speed with 95% intervals."""
+    base, *others = rows
+    shown = [row for row in others if row.factor and row.memory_factor]
+    shown.sort(key=lambda row: (row.speedup().is_wide, -row.factor))
+    if not shown:
         return None
     figure, [(subfigure, speed, memory)] = rows_of_panels(
-        [f"{len(rows)} variants of {base.label}\n{place_of(measured)}"],
-        [1.8 + 0.36 * len(rows)],
+        [f"{len(shown)} variants of {base.label}\n{place_of(rows.measured)}"],
+        [1.8 + 0.36 * len(shown)],
         [1, 1],
     )
-    draw_speed_factors(speed, rows)
-    draw_memory_factors(memory, rows)
+    draw_speed_factors(speed, shown)
+    draw_memory_factors(memory, shown)
     colour_legend(subfigure)
     return figure
 

@@ -191,17 +191,17 @@ def tables_of_studies(studies: dict, folder: Path) -> dict[str, str]:
     return {
         name: table
         for study in studies.values()
-        for measured, _ in newest_in(folder, study.name)
-        for name, table in excerpts_of(study, measured).items()
+        for rows in newest_in(folder, study.name)
+        for name, table in excerpts_of(study, rows).items()
     }
 
 
 def measured_when(machine: Path) -> str:
     """Returns when, and at which commits, a machine's journals were measured."""
     return provenance(
-        measured
+        rows.measured
         for path in machine.glob("**/*.jsonl")
-        for measured, _ in newest_in(path.parent, path.stem)
+        for rows in newest_in(path.parent, path.stem)
     )
 
 

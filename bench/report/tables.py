@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from bench.analysis.rows import Row, printed, rows_of
+from bench.analysis.rows import Row, Rows, printed
 from bench.analysis.stats import SIGNIFICANT
 from bench.report.notes import WIDE_LEGEND, WIDE_MARK, one_reference, rounds_note
 from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col, value_col
@@ -95,22 +95,20 @@ EXPECTED_LOSS = text_col("expected effect on the loss", "run.loss")
 # ---- Tables of a plan --------------------------------------------------------------------------
 
 
-def text_of(study, measured) -> str:
+def text_of(study, rows: Rows) -> str:
     """Returns all tables of a plan that was measured, and what has to be said of them."""
-    rows = rows_of(measured)
-    notes = "".join(f"\n{note}\n" for note in study.notes(measured, rows))
-    return markdown(*study.tables(measured, rows)) + notes
+    notes = "".join(f"\n{note}\n" for note in study.notes(rows))
+    return markdown(*study.tables(rows)) + notes
 
 
-def excerpts_of(study, measured) -> dict[str, str]:
+def excerpts_of(study, rows: Rows) -> dict[str, str]:
     """Returns the tables that the markers of a page ask for, by their names."""
-    rows = rows_of(measured)
     added = ""
-    if measured.planned:
-        added = f"\n{rounds_note(measured, rows)}.\n"
+    if rows.measured.planned:
+        added = f"\n{rounds_note(rows)}.\n"
     return {
         name: with_legend(markdown(*tables)) + added
-        for name, tables in study.excerpts(measured, rows).items()
+        for name, tables in study.excerpts(rows).items()
     }
 
 
@@ -130,7 +128,7 @@ def significance_or_error(row: Row) -> str:
     return "baseline"
 
 
-def full_table(rows: list[Row]) -> Table:
+def full_table(rows: Sequence[Row]) -> Table:
     """Returns every column that a study of techniques or alternatives may have."""
     over_baseline = num_col("over the baseline", "factor_baseline", ".2f")
     return Table(
@@ -158,7 +156,7 @@ def full_table(rows: list[Row]) -> Table:
     )
 
 
-def short_table(rows: list[Row]) -> Table:
+def short_table(rows: Sequence[Row]) -> Table:
     """Returns the columns of alternatives that a page for readers has; above them a line with those
     that the machine couldn't run."""
     left_out = ", ".join(f"`{row.label}` ({row.run.error})" for row in rows if row.run.error)

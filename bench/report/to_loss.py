@@ -1,6 +1,7 @@
 """Times to a loss: the cells of their tables, and what docs/time-to-loss.md shows, the validation
 loss over the seconds of training and a table for each target."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -90,7 +91,7 @@ class TimeCells:
         return fmt(row.tokens_to(self.target), ",.0f")
 
 
-def time_columns(target: float, rows: list[Row]) -> list[Column]:
+def time_columns(target: float, rows: Sequence[Row]) -> list[Column]:
     """Returns the columns of one target's table. *again* is only there after warm rounds."""
     cells = TimeCells(target)
     columns = [
@@ -127,8 +128,8 @@ def speedup_to_loss(row: Row, target: float, with_first_step: bool) -> str:
 def tuned_rows(kind: str, machine: Path) -> list[Row]:
     """Returns the scripts with settings of a search in a machine's newest measurement of a kind.
     Raises UserError where it has none."""
-    for measured, rows in newest_in(machine, "time-to-loss"):
-        if measured.kind == kind:
+    for rows in newest_in(machine, "time-to-loss"):
+        if rows.measured.kind == kind:
             return [row for row in rows if is_tuned(row.run)]
     raise UserError(f"there is no {picture_name('time-to-loss', kind)} in {relative(machine)}")
 

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
-from bench.analysis.rows import Row
+from bench.analysis.rows import Rows
 from bench.analysis.training import Training
 from bench.catalogue import Run
 from bench.common import relative
@@ -55,7 +55,7 @@ class Study(Subcommand):
             return 0
         _, plans = run_study(self, setup, args.rounds, resume)
         for measured in plans:
-            print(f"\n{text_of(self, measured)}")
+            print(f"\n{text_of(self, Rows(measured))}")
         print(relative(journal_of(setup.results, self.name)))
         return int(any(map(self.has_failed, plans)))
 
@@ -114,19 +114,19 @@ class Study(Subcommand):
         loss = fmt(record.val_loss_after(plan.loss_tokens), ".3f") or "n/a"
         return f"{Training(record).tok_per_sec:,.0f} tok/sec, val loss {loss}"
 
-    def tables(self, measured: Measurement, rows: list[Row]) -> list[Table]:
-        """Returns what a report shows of a plan that was measured."""
+    def tables(self, rows: Rows) -> list[Table]:
+        """Returns what a report shows of a plan that was rows.measured."""
         return [full_table(rows)]
 
-    def notes(self, measured: Measurement, rows: list[Row]) -> list[str]:
+    def notes(self, rows: Rows) -> list[str]:
         """Returns the paragraphs below its tables."""
-        return full_notes(measured, rows)
+        return full_notes(rows)
 
-    def excerpts(self, measured: Measurement, rows: list[Row]) -> dict[str, list[Table]]:
+    def excerpts(self, rows: Rows) -> dict[str, list[Table]]:
         """Returns the tables that a marker `<!-- NAME: ... -->` in a page asks for, by NAME."""
-        return {picture_name(self.name, measured.kind): self.tables(measured, rows)}
+        return {picture_name(self.name, rows.measured.kind): self.tables(rows)}
 
-    def picture(self, measured: Measurement, rows: list[Row]):
+    def picture(self, rows: Rows):
         """Returns a matplotlib figure of a plan that was measured; None: it has no picture."""
 
 

@@ -4,7 +4,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from bench.analysis.gradients import Verdict, verdict_of
-from bench.analysis.rows import Row
+from bench.analysis.rows import Row, Rows
 from bench.catalogue import Run, variants_of
 from bench.common import BUILD, ROOT, option_value
 from bench.measure.journal import Measurement
@@ -73,7 +73,7 @@ class Gradients(Study):
         records = [result.record for result in measured.results if result.record]
         return super().has_failed(measured) or any(verdict_of(record).wrong for record in records)
 
-    def tables(self, measured: Measurement, rows: list[Row]) -> list[Table]:
+    def tables(self, rows: Rows) -> list[Table]:
         shown = [row for row in rows if row.record or row.error]
         cells = VerdictCells({row.run.name: verdict_of(row.record) for row in shown if row.record})
         columns = [
@@ -84,8 +84,8 @@ class Gradients(Study):
         ]
         return [Table(columns, shown)]
 
-    def notes(self, measured: Measurement, rows: list[Row]) -> list[str]:
-        machine, notes = measured.machine, []
+    def notes(self, rows: Rows) -> list[str]:
+        machine, notes = rows.measured.machine, []
         left = [row.label for row in rows if not (row.record or row.error)]
         if left:
             notes.append(f"Not checked yet: {', '.join(left)}.")

@@ -2,10 +2,9 @@
 
 from argparse import ArgumentParser
 
-from bench.analysis.rows import Row, printed
+from bench.analysis.rows import Row, Rows, printed
 from bench.analysis.totals import last_with_total
 from bench.catalogue import chained
-from bench.measure.journal import Measurement
 from bench.measure.plan import EVERY_ROUND, Plan, Setup
 from bench.report import waterfall
 from bench.report.pictures import place_of
@@ -34,7 +33,7 @@ class Ladder(Study):
         runs = setup.scripts.select(setup.args.techniques, runs)
         yield Plan(chained(runs), seed_noise=1, cold_rounds=EVERY_ROUND, **self.length(setup))
 
-    def excerpts(self, measured: Measurement, rows: list[Row]) -> dict[str, list[Table]]:
+    def excerpts(self, rows: Rows) -> dict[str, list[Table]]:
         columns = [
             Column("#", lambda row: str(row.run.number)),
             Column("technique", credited_technique, True),
@@ -48,7 +47,7 @@ class Ladder(Study):
         ]
         return {"ladder": [Table(columns, printed(rows))]}
 
-    def picture(self, measured: Measurement, rows: list[Row]):
+    def picture(self, rows: Rows):
         """Returns None without a baseline. The title claims nothing that isn't significant, and no
         speedup where the last script may be slower than the first."""
         last = last_with_total(rows)
@@ -61,7 +60,7 @@ class Ladder(Study):
             first = rows[0].run.number
             if first:
                 finding += f" than after technique {first}"
-        return waterfall.machine_picture(f"{finding}: {place_of(measured)}", rows)
+        return waterfall.machine_picture(f"{finding}: {place_of(rows.measured)}", rows)
 
 
 def speed_with_range(row: Row) -> str:

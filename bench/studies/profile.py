@@ -8,9 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from bench.analysis.rows import Row
+from bench.analysis.rows import Rows
 from bench.common import write_whole
-from bench.measure.journal import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.measure.records import Record, read_record
 from bench.studies import Plans, Study
@@ -153,19 +152,19 @@ class Profile(Study):
         write_whole(setup.results / TRACE, record.with_suffix(".trace.json").read_bytes())
         write_whole(setup.results / PROFILE, json.dumps(asdict(profile), indent=1))
 
-    def tables(self, measured: Measurement, rows: list[Row]) -> list[Table]:
+    def tables(self, rows: Rows) -> list[Table]:
         """Returns the seconds of each kind of operation, and of the longest operations."""
         if rows[0].error:
             return []
-        if not (measured.folder / PROFILE).exists():  # as where a journal alone was copied
+        if not (rows.measured.folder / PROFILE).exists():  # as where a journal alone was copied
             return []
-        profile = read_profile(measured.folder)
+        profile = read_profile(rows.measured.folder)
         return [kinds_table(profile), operations_table(profile)]
 
-    def notes(self, measured: Measurement, rows: list[Row]) -> list[str]:
+    def notes(self, rows: Rows) -> list[str]:
         if rows[0].error:
             return [rows[0].error]
-        if not (measured.folder / PROFILE).exists():
+        if not (rows.measured.folder / PROFILE).exists():
             return [f"{PROFILE} isn't there: run `python measure.py profile`."]
         return []
 

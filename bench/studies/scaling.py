@@ -2,9 +2,8 @@
 
 from argparse import ArgumentParser
 
-from bench.analysis.rows import Row, ratio
+from bench.analysis.rows import Row, Rows, ratio
 from bench.catalogue import Run, published
-from bench.measure.journal import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.report.notes import machine_note
 from bench.report.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, spread
@@ -99,7 +98,7 @@ class Scaling(Study):
     def cores(self, run: Run) -> int | None:
         return run.facts["cores"]
 
-    def tables(self, measured: Measurement, rows: list[Row]) -> list[Table]:
+    def tables(self, rows: Rows) -> list[Table]:
         columns = [
             RUN,
             SPEED_OR_ERROR,
@@ -112,11 +111,11 @@ class Scaling(Study):
         ]
         return [Table(columns, rows)]
 
-    def notes(self, measured: Measurement, rows: list[Row]) -> list[str]:
+    def notes(self, rows: Rows) -> list[str]:
         one, many = (published()[stage] for stage in ("01", "02"))
         theirs = many.tok_per_sec / many.gpus / one.tok_per_sec
         return [
-            machine_note(measured, rows),
+            machine_note(rows),
             "Weak scaling: each process has the same batch, and on a CPU as many cores at every"
             " size. Efficiency is the speed of each process over that of 01: the mean of the"
             f" rounds' ratios, with its 95% interval; published for {many.gpus} A100s:"

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from bench.analysis.rows import Row, rows_of
+from bench.analysis.rows import Row, Rows
 from bench.analysis.tuning import EPOCH_LOSS, Setting, setting_of
 from bench.catalogue import Run
 from bench.common import relative
@@ -139,7 +139,7 @@ def climb(
     while new:
         settings += new
         measured = yield plan_of_part(part, settings, setup)
-        rows = rows_of(measured)
+        rows = Rows(measured)
         new = []
         for start in starts:
             new += next_settings(ranked(rows, start.script), part.count)
@@ -153,9 +153,9 @@ def read_search(setup: Setup) -> tuple[list[Setting], dict]:
     path = journal_of(setup.results, "search")
     by_kind = {part.kind: part for part in newest(read_journal(path))}
     last = by_kind.get("epoch")
-    if not last or last.jobs_left() or rows_of(last)[0].error:
+    if not last or last.jobs_left() or Rows(last)[0].error:
         raise UserError("there is no whole search: python measure.py search, or search --resume")
-    rows = rows_of(last)
+    rows = Rows(last)
     different = last.differs_from(setup)
     if different:
         raise UserError(
@@ -204,7 +204,7 @@ class Search(Study):
         for part in others:
             best = [setting for script in scripts for setting in ranked(rows, script)[: part.count]]
             measured = yield plan_of_part(part, best, setup)
-            rows = rows_of(measured)
+            rows = Rows(measured)
 
     def later(self, setup: Setup, plan: Plan) -> list[Plan]:
         """Returns a plan of one run, at the default settings, for each that is left to try of a
@@ -222,8 +222,8 @@ class Search(Study):
                 plans += [plan_of_part(part, [default], setup)] * part.count
         return plans
 
-    def tables(self, measured: Measurement, rows: list[Row]) -> list[Table]:
-        _, _, divisor = measured.kind.partition("-")
+    def tables(self, rows: Rows) -> list[Table]:
+        _, _, divisor = rows.measured.kind.partition("-")
         share = f"1/{divisor}" if divisor else "All"
         caption = (
             f"{share} of an epoch. Loss in equal time: at the"
@@ -233,9 +233,9 @@ class Search(Study):
         equal = Column("loss in equal time", lambda row: f"{loss_in_equal_time(row):.4f}")
         return [Table([RUN, SPEED, LOWEST_LOSS, equal], rows, caption)]
 
-    def notes(self, measured: Measurement, rows: list[Row]) -> list[str]:
-        notes = [machine_note(measured, rows), "Medians over the seeds; without compile time."]
-        if measured.kind == "epoch":
+    def notes(self, rows: Rows) -> list[str]:
+        notes = [machine_note(rows), "Medians over the seeds; without compile time."]
+        if rows.measured.kind == "epoch":
             settings = [setting_of(row.run) for row in rows if not row.error]
             notes += [
                 f"{setting.script}: --batch-size {setting.batch} --learning-rate {setting.rate:g}"

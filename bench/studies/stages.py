@@ -2,10 +2,9 @@
 
 from argparse import ArgumentParser
 
-from bench.analysis.rows import Row
+from bench.analysis.rows import Rows
 from bench.catalogue import EPOCHS, STAGES, Run, chained, in_float16
 from bench.common import ROOT
-from bench.measure.journal import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.predict.batches import batches_that_fit
 from bench.report.notes import full_notes
@@ -52,15 +51,15 @@ class Stages(Study):
             return batches_that_fit(setup, composed=True)
         return setup.batches
 
-    def notes(self, measured: Measurement, rows: list[Row]) -> list[str]:
-        epochs = measured.plan.epochs
-        return full_notes(measured, rows, counted(epochs, "epoch") if epochs else None)
+    def notes(self, rows: Rows) -> list[str]:
+        epochs = rows.measured.plan.epochs
+        return full_notes(rows, counted(epochs, "epoch") if epochs else None)
 
-    def excerpts(self, measured: Measurement, rows: list[Row]) -> dict[str, list[Table]]:
-        return {"stages": [scripts_table(latest_runs(measured.folder))]}
+    def excerpts(self, rows: Rows) -> dict[str, list[Table]]:
+        return {"stages": [scripts_table(latest_runs(rows.measured.folder))]}
 
-    def picture(self, measured: Measurement, rows: list[Row]):
-        return draw_scripts(latest_runs(measured.folder))
+    def picture(self, rows: Rows):
+        return draw_scripts(latest_runs(rows.measured.folder))
 
 
 def run_here(stage: str, setup: Setup) -> Run:

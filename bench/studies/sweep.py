@@ -3,10 +3,9 @@
 from argparse import ArgumentParser
 from itertools import chain, pairwise
 
-from bench.analysis.rows import Row
+from bench.analysis.rows import Row, Rows
 from bench.catalogue import Run
 from bench.common import has_option
-from bench.measure.journal import Measurement
 from bench.measure.plan import TOKENS, Growth, Plan, Setup
 from bench.measure.records import Status
 from bench.report.notes import machine_note, peak_note
@@ -49,7 +48,7 @@ class Sweep(Study):
         length = self.length(setup) | dict(min_steps=MIN_STEPS[device])
         yield Plan(runs, what, cold_rounds=0, growth=growth, **length)
 
-    def tables(self, measured: Measurement, rows: list[Row]) -> list[Table]:
+    def tables(self, rows: Rows) -> list[Table]:
         """Returns speed and memory of each size. Of those that aren't tried only the first is
         shown, unless the size before it says why."""
         shown = rows[:1]
@@ -70,9 +69,9 @@ class Sweep(Study):
             )
         ]
 
-    def notes(self, measured: Measurement, rows: list[Row]) -> list[str]:
+    def notes(self, rows: Rows) -> list[str]:
         return [
-            f"{machine_note(measured, rows)} {peak_note(measured.peak)}",
+            f"{machine_note(rows)} {peak_note(rows.measured.peak)}",
             "tok/sec is the median over the rounds of each run's median step.",
         ]
 

@@ -2,10 +2,10 @@
 
 import math
 from argparse import ArgumentParser
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from textwrap import fill
 
-from bench.analysis.rows import Row, rows_of
+from bench.analysis.rows import Row, Rows
 from bench.analysis.tuning import DEFAULT_LOSS
 from bench.catalogue import EPOCHS, Run
 from bench.measure.journal import Measurement
@@ -83,7 +83,7 @@ class TimeToLoss(Study):
             [base], "target", tokens=tokens, log_tokens=log_tokens, rounds=2, **search.TUNING
         )
         measured = yield plan
-        (row,) = rows_of(measured)
+        (row,) = Rows(measured)
         if not row.record or row.lowest_val_loss is None:
             raise UserError(f"there is no target, since 00's default run failed: {row.error}")
         return dict(
@@ -100,9 +100,9 @@ class TimeToLoss(Study):
             search.whole_runs(self.runs(setup), "", log_tokens=log_tokens, tokens=LIMIT * tokens)
         ]
 
-    def tables(self, measured: Measurement, rows: list[Row]) -> list[Table]:
+    def tables(self, rows: Rows) -> list[Table]:
         """Returns how long each run took to each target; without, the losses that set one."""
-        if not measured.plan.targets:
+        if not rows.measured.plan.targets:
             return [Table([RUN, LOWEST_LOSS, SPEED], rows)]
         return [
             Table(
@@ -111,35 +111,34 @@ class TimeToLoss(Study):
                 f"Target {target:.4f}, {what}:",
                 every_column=True,
             )
-            for what, target in measured.plan.targets.items()
+            for what, target in rows.measured.plan.targets.items()
         ]
 
-    def notes(self, measured: Measurement, rows: list[Row]) -> list[str]:
+    def notes(self, rows: Rows) -> list[str]:
         how = "Medians over the seeds."
-        if measured.plan.targets:
+        if rows.measured.plan.targets:
             how += (
                 " Seconds of training, and of compilation with an empty cache, to the target."
                 " Speedups are the means of the seeds' ratios, with their 95% intervals; bold:"
                 " significant over the whole table. A run that hasn't reached the target after"
-                f" {measured.plan.tokens:,} tokens ends; its speedup is a bound, and not"
+                f" {rows.measured.plan.tokens:,} tokens ends; its speedup is a bound, and not"
                 " tested."
             )
             if any(row.warm_excess is not None for row in rows):
                 how += " *Again*: a second start, which finds the compiler's cache."
-        return [machine_note(measured, rows), how]
+        return [machine_note(rows), how]
 
-    def picture(self, measured: Measurement, rows: list[Row]):
+    def picture(self, rows: Rows):
         """Draws the speed, and the seconds to the last target, the one that settings were
         tuned for, compilation hatched: 00 on top, then the slowest first."""
-        if not measured.plan.targets:
+        if not rows.measured.plan.targets:
             return None
-        target = list(measured.plan.targets.values())[-1]
-        rows = in_order(rows, target)
-        figure, [(subfigure, speed, time)] = rows_of_panels(
-            [title_of(rows, target) + place_of(measured)], [2 + 0.5 * len(rows)], [2, 3]
-        )
-        draw_speeds(speed, rows)
-        draw_times(time, rows, target)
+        target = list(rows.measured.plan.targets.values())[-1]
+        ordered = in_order(rows, target)
+        title = title_of(ordered, target) + place_of(rows.measured)
+        figure, [(subfigure, speed, time)] = rows_of_panels([title], [2 + 0.5 * len(rows)], [2, 3])
+        draw_speeds(speed, ordered)
+        draw_times(time, ordered, target)
         add_legend(
             subfigure,
             {
@@ -176,7 +175,7 @@ def tokens_of_default_run(setup: Setup) -> int:
     return DEMO_TOKENS
 
 
-def in_order(rows: list[Row], target: float) -> list[Row]:
+def in_order(rows: Sequence[Row], target: float) -> list[Row]:
     """Returns 00 first, then the slowest to the target before the faster ones."""
     baseline = [row for row in rows if row.run.stage == "00"]
     others = [row for row in rows if row.run.stage != "00"]

@@ -4,10 +4,9 @@ import re
 from argparse import ArgumentParser
 from pathlib import Path
 
-from bench.analysis.rows import Row
+from bench.analysis.rows import Rows
 from bench.catalogue import STAGES, Run, lacking
 from bench.common import ROOT, trained_in
-from bench.measure.journal import Measurement
 from bench.measure.plan import EVERY_ROUND, Plan, Setup
 from bench.report.pictures import draw_alternatives
 from bench.report.tables import picture_name, short_table
@@ -61,14 +60,14 @@ class Variants(Study):
         """Returns 00 for Trainer's runs, which read tokens, evaluate and measure by it."""
         return [ROOT / STAGES["00"]] if run.script == PEER else []
 
-    def excerpts(self, measured: Measurement, rows: list[Row]) -> dict[str, list[Table]]:
-        return {picture_name(self.name, measured.kind): [short_table(rows)]}
+    def excerpts(self, rows: Rows) -> dict[str, list[Table]]:
+        return {picture_name(self.name, rows.measured.kind): [short_table(rows)]}
 
-    def picture(self, measured: Measurement, rows: list[Row]):
+    def picture(self, rows: Rows):
         """Draws variants of 01 and the sharded ones; of other groups the table is enough."""
-        if measured.kind and not measured.kind.startswith("parallel"):
+        if rows.measured.kind and not rows.measured.kind.startswith("parallel"):
             return None
-        return draw_alternatives(measured, rows[0], rows[1:])
+        return draw_alternatives(rows)
 
 
 def base_of(group: str | None, setup: Setup) -> Run:

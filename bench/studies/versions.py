@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench import processes
 from bench.analysis.gradients import verdict_of
-from bench.analysis.rows import Row, rows_of
+from bench.analysis.rows import Row, Rows
 from bench.catalogue import Run
 from bench.measure.journal import Measurement
 from bench.measure.plan import Plan, Setup
@@ -114,9 +114,9 @@ class Versions(Study):
             return CHECKS.has_failed(measured)
         return super().has_failed(measured)
 
-    def tables(self, measured: Measurement, rows: list[Row]) -> list[Table]:
-        if measured.kind == CHECK:
-            return CHECKS.tables(measured, rows)
+    def tables(self, rows: Rows) -> list[Table]:
+        if rows.measured.kind == CHECK:
+            return CHECKS.tables(rows)
         columns = [
             RUN,
             text_col("type", "record.precision"),
@@ -132,22 +132,22 @@ class Versions(Study):
         ]
         return [Table(columns, rows)]
 
-    def notes(self, measured: Measurement, rows: list[Row]) -> list[str]:
-        if measured.kind == CHECK:
-            return [machine_note(measured, rows)]
+    def notes(self, rows: Rows) -> list[str]:
+        if rows.measured.kind == CHECK:
+            return [machine_note(rows)]
         speedups = speedup_note(rows, "over the same script in the first environment")
         return [
-            machine_note(measured, rows),
+            machine_note(rows),
             f"{speedups} *First step*: cold, with all to compile; *again*: the median of the rounds"
             " that found it compiled. *Gradients*: those of 01, by the check above.",
         ]
 
-    def picture(self, measured: Measurement, rows: list[Row]):
+    def picture(self, rows: Rows):
         """Draws the speed, and the seconds of the first step: again, and cold behind it."""
-        if measured.kind == CHECK or not any(row.speeds for row in rows[1:]):
+        if rows.measured.kind == CHECK or not any(row.speeds for row in rows[1:]):
             return None
         figure, [(_, speed, first_step)] = rows_of_panels(
-            [f"Speed and first step by version of PyTorch: {place_of(measured)}"],
+            [f"Speed and first step by version of PyTorch: {place_of(rows.measured)}"],
             [1.6 + 0.5 * len(rows)],
             [3, 2],
         )
@@ -172,7 +172,7 @@ def verdicts_of(checked: Measurement) -> dict[str, str]:
     """Returns what the gradients of each run came to, by the name that it has where it trains."""
     return {
         row.run.name.removeprefix(f"{CHECK}-"): row.error or verdict_of(row.record).text
-        for row in rows_of(checked)
+        for row in Rows(checked)
     }
 
 
