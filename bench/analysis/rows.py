@@ -568,6 +568,7 @@ class Rows(Sequence[Row]):
     def __init__(self, measured: Measurement):
         self.measured = measured
         self.by_name = {run.name: Row(run, self) for run in measured.plan.runs}
+        self.in_order = list(self.by_name.values())
         self.families: dict[Goal | None, Family] = {}
 
     @overload
@@ -577,10 +578,10 @@ class Rows(Sequence[Row]):
     def __getitem__(self, place: slice) -> list[Row]: ...
 
     def __getitem__(self, place):
-        return list(self.by_name.values())[place]
+        return self.in_order[place]
 
     def __len__(self) -> int:
-        return len(self.by_name)
+        return len(self.in_order)
 
     def family(self, goal: Goal | None = None) -> Family:
         """Returns the speedups of the rows, or those of coming to a goal. Rows with a failed run,

@@ -115,7 +115,7 @@ class Study(Subcommand):
         return f"{Training(record).tok_per_sec:,.0f} tok/sec, val loss {loss}"
 
     def tables(self, rows: Rows) -> list[Table]:
-        """Returns what a report shows of a plan that was rows.measured."""
+        """Returns what a report shows of a plan that was measured."""
         return [full_table(rows)]
 
     def notes(self, rows: Rows) -> list[str]:
