@@ -5,8 +5,8 @@
 00_orig.py spells out model and training loop, 01_opt_single_gpu.py adds fifteen speed techniques,
 02_opt_multi_gpu_ddp.py trains on many GPUs. This is a benchmark, not a training recipe: that would
 also schedule the learning rate, clip gradients, initialize weights as GPT-2 does and decay only
-matrices. Read data, model and training, then main() at the end, which ties all together; from
-"Plumbing" on it is about robustness. Name suffixes give tensor dimensions: B batch, T tokens of the
+matrices. Read data, model, training and process, then main() at the end, which ties all together;
+"Plumbing" in between makes it robust. Name suffixes give tensor dimensions: B batch, T tokens of the
 context, C channels (the width), H heads, D channels of one head, V vocabulary.
 """
 
