@@ -2,12 +2,17 @@
 
     python 00_orig.py --help    # 01 is started in the same way, 02 with torchrun
 
-00_orig.py spells out model and training loop, 01_opt_single_gpu.py adds fifteen speed techniques,
-02_opt_multi_gpu_ddp.py trains on many GPUs. This is a benchmark, not a training recipe: that would
-also schedule the learning rate, clip gradients, initialize weights as GPT-2 does and decay only
-matrices. Read data, model, training and process, then main() at the end, which ties all together;
-"Plumbing" in between makes it robust. Name suffixes give tensor dimensions: B batch, T tokens of the
-context, C channels (the width), H heads, D channels of one head, V vocabulary.
+00_orig.py spells out model and training loop. 01_opt_single_gpu.py adds fifteen techniques: 1 no
+stored mask, 2 TF32, 3 fused AdamW, 4 pinned batches, 5 bfloat16, 6 built-in LayerNorm and GELU,
+7 FlashAttention, 8 torch.compile, 9 padded vocabulary, 10 larger batch, 11 fused QKV projection,
+12 huge pages, 13 compiled loss, 14 chunked cross-entropy, 15 allocator settings; a comment marks
+each. 02_opt_multi_gpu_ddp.py trains on many GPUs.
+
+This is a benchmark, not a training recipe: that would also schedule the learning rate, clip
+gradients, initialize weights as GPT-2 does and decay only matrices. Read data, model, training and
+process, then main() at the end; "Plumbing" in between makes it robust. Name suffixes give tensor
+dimensions: B batch, T tokens of the context, C channels (the width), H heads, D channels of one
+head, V vocabulary, N tokens of the batch, M of a part of it.
 """
 
 import argparse
@@ -113,13 +118,13 @@ def load_data(config: Config) -> Data:
 
 def read_data(folder: Path, config: Config) -> Data:
     """Reads what prepare.py wrote; tokens are mapped into memory, not copied."""
-    meta, words = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-                   for name in ("meta", "vocabulary"))
-    json.dumps(meta, allow_nan=False)  # raises for NaN, which the record can't hold
-    train, val = (np.memmap(folder / f"{part}.bin", "<u2", "r", shape=meta["tokens"][part])
-                  for part in ("train", "val"))
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    train = np.memmap(folder / "train.bin", "<u2", "r", shape=meta["tokens"]["train"])
+    val = np.memmap(folder / "val.bin", "<u2", "r", shape=meta["tokens"]["val"])
     if max(train.max(), val.max()) >= config.vocab_size:
         raise ValueError("ids that the model doesn't have")
+    # The tokenizer is kept beside the tokens, so that nothing is downloaded here.
+    words = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
     ids = {word.encode("latin-1"): i for i, word in enumerate(words["tokens"])}
     tokenizer = tiktoken.Encoding(meta["tokenizer"], pat_str=words["pattern"],
                                   mergeable_ranks=ids, special_tokens=words["special"])
@@ -186,7 +191,7 @@ class MultiHeadAttention(nn.Module):
         q_BHTD, k_BHTD, v_BHTD = (t.view(B, T, self.heads, self.head_dim).transpose(1, 2)
                                   for t in (q_BTC, k_BTC, v_BTC))
         scores_BHTT = q_BHTD @ k_BHTD.transpose(2, 3) / self.head_dim**0.5
-        future_TT = self.mask_TT.bool()[:T, :T]  # made anew in each call, as in many scripts
+        future_TT = self.mask_TT.bool()[:T, :T]  # slow on purpose (technique 1)
         scores_BHTT = scores_BHTT.masked_fill(future_TT, -torch.inf)
         weights_BHTT = self.dropout(torch.softmax(scores_BHTT, dim=-1))
         y_BHTD = weights_BHTT @ v_BHTD
@@ -322,7 +327,7 @@ def evaluate(model: nn.Module, windows: TokenWindows, config: Config) -> float:
     first = Subset(windows, range(min(config.eval_windows, len(windows))))
     for x_BT, y_BT in DataLoader(first, min(8, config.batch_size)):
         logits_BTV = model(x_BT.to(config.device))
-        # Small batches and one window's loss at a time, so that training sets the memory's peak.
+        # Small batches and one window's loss at a time, to need less memory than training.
         for logits_TV, y_T in zip(logits_BTV, y_BT.to(config.device), strict=True):
             losses_T = F.cross_entropy(logits_TV.float(), y_T, reduction="none")
             loss_sum += losses_T.cpu().double().sum().item()  # mps has no float64
@@ -534,7 +539,7 @@ def interrupt(number, frame) -> None:
 
 
 def ignore_signals() -> None:
-    """Has no signal cut the end of a run short."""
+    """Ignores further signals, so that none cuts the end of a run short."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
@@ -548,8 +553,8 @@ def first_line(error: BaseException) -> str:
 
 
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
-    """Returns a status, a line and an exit code. Triton's "out of resource" is the chip's own
-    memory, which no smaller batch helps."""
+    """Returns a status, a line and an exit code. Triton's "out of resource" is memory on the chip
+    itself; a smaller batch doesn't help."""
     text = first_line(error)
     signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
              "bad_alloc", "allocate memory", "create a memory")
@@ -580,6 +585,7 @@ def main() -> int:
         ignore_signals()
         status, message, code = explain(error, config)
         print(f"error: {message}", file=sys.stderr)
+    ignore_signals()
     if run.file is not None:  # else it failed before run.start()
         run.end(status, message)
     return code

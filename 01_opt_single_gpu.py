@@ -2,12 +2,17 @@
 
     python 00_orig.py --help    # 01 is started in the same way, 02 with torchrun
 
-00_orig.py spells out model and training loop, 01_opt_single_gpu.py adds fifteen speed techniques,
-02_opt_multi_gpu_ddp.py trains on many GPUs. This is a benchmark, not a training recipe: that would
-also schedule the learning rate, clip gradients, initialize weights as GPT-2 does and decay only
-matrices. Read data, model, training and process, then main() at the end, which ties all together;
-"Plumbing" in between makes it robust. Name suffixes give tensor dimensions: B batch, T tokens of the
-context, C channels (the width), H heads, D channels of one head, V vocabulary.
+00_orig.py spells out model and training loop. 01_opt_single_gpu.py adds fifteen techniques: 1 no
+stored mask, 2 TF32, 3 fused AdamW, 4 pinned batches, 5 bfloat16, 6 built-in LayerNorm and GELU,
+7 FlashAttention, 8 torch.compile, 9 padded vocabulary, 10 larger batch, 11 fused QKV projection,
+12 huge pages, 13 compiled loss, 14 chunked cross-entropy, 15 allocator settings; a comment marks
+each. 02_opt_multi_gpu_ddp.py trains on many GPUs.
+
+This is a benchmark, not a training recipe: that would also schedule the learning rate, clip
+gradients, initialize weights as GPT-2 does and decay only matrices. Read data, model, training and
+process, then main() at the end; "Plumbing" in between makes it robust. Name suffixes give tensor
+dimensions: B batch, T tokens of the context, C channels (the width), H heads, D channels of one
+head, V vocabulary, N tokens of the batch, M of a part of it.
 """
 
 import argparse
@@ -119,13 +124,13 @@ def load_data(config: Config) -> Data:
 
 def read_data(folder: Path, config: Config) -> Data:
     """Reads what prepare.py wrote; tokens are mapped into memory, not copied."""
-    meta, words = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-                   for name in ("meta", "vocabulary"))
-    json.dumps(meta, allow_nan=False)  # raises for NaN, which the record can't hold
-    train, val = (np.memmap(folder / f"{part}.bin", "<u2", "r", shape=meta["tokens"][part])
-                  for part in ("train", "val"))
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    train = np.memmap(folder / "train.bin", "<u2", "r", shape=meta["tokens"]["train"])
+    val = np.memmap(folder / "val.bin", "<u2", "r", shape=meta["tokens"]["val"])
     if max(train.max(), val.max()) >= config.vocab_size:
         raise ValueError("ids that the model doesn't have")
+    # The tokenizer is kept beside the tokens, so that nothing is downloaded here.
+    words = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
     ids = {word.encode("latin-1"): i for i, word in enumerate(words["tokens"])}
     tokenizer = tiktoken.Encoding(meta["tokenizer"], pat_str=words["pattern"],
                                   mergeable_ranks=ids, special_tokens=words["special"])
@@ -160,7 +165,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.heads, self.head_dim = config.heads, config.width // config.heads
-        # Technique 11: one matmul in place of three.
+        # Technique 11: one matmul in place of three. The initial weights are other ones than in 00.
         self.query_key_value = nn.Linear(config.width, 3 * config.width, bias=False)
         self.out = nn.Linear(config.width, config.width)
         self.dropout = config.dropout
@@ -180,7 +185,7 @@ class MultiHeadAttention(nn.Module):
 class TransformerBlock(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
-        self.norm1 = nn.LayerNorm(config.width)  # technique 6: a kernel each, also for the GELU
+        self.norm1 = nn.LayerNorm(config.width)  # technique 6: it is one kernel, as the GELU below
         self.attention = MultiHeadAttention(config)
         self.norm2 = nn.LayerNorm(config.width)
         self.feed_forward = nn.Sequential(
@@ -243,7 +248,7 @@ class ChunkedLoss(torch.autograd.Function):
             one_hot_MV = (ids_V == targets_M1.int()).float()
             gradient_MV = (exp_MV / sum_M1 - one_hot_MV).to(x_MC.dtype)
             x_gradients.append(gradient_MV @ weight_VC)
-            part_VC = gradient_MV.T @ x_MC
+            part_VC = gradient_MV.T @ x_MC  # in the weights' type, and so are the sums
             head_gradient_VC = part_VC if head_gradient_VC is None else head_gradient_VC + part_VC
         ctx.save_for_backward(torch.cat(x_gradients), head_gradient_VC)
         return torch.stack(losses).sum()  # with `loss += ...` torch.compile kept all logits
@@ -258,7 +263,7 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     """Moves `model` to the device, in place, and returns the model that training steps call."""
     torch.set_float32_matmul_precision("high")  # technique 2: TF32, for weights in float32
     device = config.device
-    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # cuDNN rounds the rate to 1/16
+    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # it rounds dropout to 1/16
     if config.dtype == "auto":
         config.dtype, config.dtype_reason = best_dtype(device)
     print(f"Training in {config.dtype}: {config.dtype_reason}")
@@ -361,7 +366,7 @@ def evaluate(model: nn.Module, windows: TokenWindows, config: Config) -> float:
     first = Subset(windows, range(min(config.eval_windows, len(windows))))
     for x_BT, y_BT in DataLoader(first, min(8, config.batch_size)):
         logits_BTV = model(x_BT.to(config.device))
-        # Small batches and one window's loss at a time, so that training sets the memory's peak.
+        # Small batches and one window's loss at a time, to need less memory than training.
         for logits_TV, y_T in zip(logits_BTV, y_BT.to(config.device), strict=True):
             losses_T = F.cross_entropy(logits_TV.float(), y_T, reduction="none")
             loss_sum += losses_T.cpu().double().sum().item()  # mps has no float64
@@ -414,10 +419,10 @@ def set_up_process() -> None:
         signal.signal(number, interrupt)
     keep_compiled_code()
     os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # PyTorch needs it
-    os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # technique 8: quicker exp and tanh
+    os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # technique 8: cruder exp
     # Technique 14: a later start finds ChunkedLoss compiled; the cache's key has its code.
     os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE_ALLOW_CUSTOM_AUTOGRAD", "1")
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # technique 12: huge pages (Linux)
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # technique 12: fewer page faults
     if not torch.cuda.is_available() and platform.libc_ver()[0] == "glibc":
         # Technique 15: freed memory stays for the next step.
         ctypes.CDLL(None).mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
@@ -429,9 +434,9 @@ def set_up_process() -> None:
 # ---- Plumbing: hardware, memory, record, settings, errors --------------------------------------
 
 def keep_compiled_code() -> None:
-    """Takes the user's cache folder for compiled code, which else lies in /tmp until a reboot. Each
-    machine has its own part, since code is made for its CPU. A folder of the user's choice stays,
-    and so does PyTorch's where there is no home, or where it can't be written."""
+    """Keeps compiled code in ~/.cache, since /tmp is emptied at a reboot. Each machine has its own
+    part, since code is made for its CPU. A folder of the user's choice stays, and so does PyTorch's
+    where there is no home, or where it can't be written."""
     if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
         return
     try:
@@ -460,8 +465,9 @@ def has_own_memory() -> bool:
 def best_dtype(device: torch.device) -> tuple[str, str]:
     """Returns bfloat16 if the hardware has units for it, else float32, and the reason."""
     if device.type == "cuda":
-        capability = "{}.{}".format(*torch.cuda.get_device_capability(device))
-        if float(capability) >= 8:
+        major, minor = torch.cuda.get_device_capability(device)
+        capability = f"{major}.{minor}"
+        if major >= 8:
             return "bfloat16", f"compute capability {capability}"
         return "float32", (f"compute capability {capability} has no bfloat16 units; for float16:"
                            " python patches/stack.py compose precision-fp16 --out my.py")
@@ -492,8 +498,8 @@ def can_compile(model: nn.Module, config: Config) -> bool:
 
 
 def hint_at_short_run(steps: int, device: torch.device) -> None:
-    """Hints, in a terminal only, that compiling may not pay: below half of the steps after which it
-    did, with an empty cache, on two CPU cores and on an H100."""
+    """Suggests --no-compile, in a terminal only, for runs too short to repay compiling: below half
+    of the steps at which it broke even, with an empty cache, on two CPU cores and on an H100."""
     pays_after = dict(cpu=50, cuda=680).get(device.type, 0)
     if steps < pays_after / 2 and sys.stdout.isatty():
         print(f"{steps} steps: the first time, compiling takes longer than it saves here;"
@@ -678,7 +684,7 @@ def interrupt(number, frame) -> None:
 
 
 def ignore_signals() -> None:
-    """Has no signal cut the end of a run short."""
+    """Ignores further signals, so that none cuts the end of a run short."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
@@ -692,8 +698,8 @@ def first_line(error: BaseException) -> str:
 
 
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
-    """Returns a status, a line and an exit code. Triton's "out of resource" is the chip's own
-    memory, which no smaller batch helps."""
+    """Returns a status, a line and an exit code. Triton's "out of resource" is memory on the chip
+    itself; a smaller batch doesn't help."""
     text = first_line(error)
     signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
              "bad_alloc", "allocate memory", "create a memory")
@@ -724,6 +730,7 @@ def main() -> int:
         ignore_signals()
         status, message, code = explain(error, config)
         print(f"error: {message}", file=sys.stderr)
+    ignore_signals()
     if run.file is not None:  # else it failed before run.start()
         run.end(status, message)
     return code

@@ -2,12 +2,17 @@
 
     torchrun --nproc_per_node=4 02_opt_multi_gpu_ddp.py    # one process per GPU
 
-00_orig.py spells out model and training loop, 01_opt_single_gpu.py adds fifteen speed techniques,
-02_opt_multi_gpu_ddp.py trains on many GPUs. This is a benchmark, not a training recipe: that would
-also schedule the learning rate, clip gradients, initialize weights as GPT-2 does and decay only
-matrices. Read data, model, training and process, then main() at the end, which ties all together;
-"Plumbing" in between makes it robust. Name suffixes give tensor dimensions: B batch, T tokens of the
-context, C channels (the width), H heads, D channels of one head, V vocabulary.
+00_orig.py spells out model and training loop. 01_opt_single_gpu.py adds fifteen techniques: 1 no
+stored mask, 2 TF32, 3 fused AdamW, 4 pinned batches, 5 bfloat16, 6 built-in LayerNorm and GELU,
+7 FlashAttention, 8 torch.compile, 9 padded vocabulary, 10 larger batch, 11 fused QKV projection,
+12 huge pages, 13 compiled loss, 14 chunked cross-entropy, 15 allocator settings; a comment marks
+each. 02_opt_multi_gpu_ddp.py trains on many GPUs.
+
+This is a benchmark, not a training recipe: that would also schedule the learning rate, clip
+gradients, initialize weights as GPT-2 does and decay only matrices. Read data, model, training and
+process, then main() at the end; "Plumbing" in between makes it robust. Name suffixes give tensor
+dimensions: B batch, T tokens of the context, C channels (the width), H heads, D channels of one
+head, V vocabulary, N tokens of the batch, M of a part of it.
 """
 
 import argparse
@@ -128,13 +133,13 @@ def load_data(config: Config) -> Data:
 
 def read_data(folder: Path, config: Config) -> Data:
     """Reads what prepare.py wrote; tokens are mapped into memory, not copied."""
-    meta, words = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-                   for name in ("meta", "vocabulary"))
-    json.dumps(meta, allow_nan=False)  # raises for NaN, which the record can't hold
-    train, val = (np.memmap(folder / f"{part}.bin", "<u2", "r", shape=meta["tokens"][part])
-                  for part in ("train", "val"))
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    train = np.memmap(folder / "train.bin", "<u2", "r", shape=meta["tokens"]["train"])
+    val = np.memmap(folder / "val.bin", "<u2", "r", shape=meta["tokens"]["val"])
     if max(train.max(), val.max()) >= config.vocab_size:
         raise ValueError("ids that the model doesn't have")
+    # The tokenizer is kept beside the tokens, so that nothing is downloaded here.
+    words = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
     ids = {word.encode("latin-1"): i for i, word in enumerate(words["tokens"])}
     tokenizer = tiktoken.Encoding(meta["tokenizer"], pat_str=words["pattern"],
                                   mergeable_ranks=ids, special_tokens=words["special"])
@@ -147,7 +152,7 @@ def prepare_data(config: Config) -> None:
     that has a disk of its own."""
     folder, script = Path(config.data), HERE / "data" / "prepare.py"  # it writes meta.json last
     is_default = config.data == Config.data and script.exists()
-    for is_chosen in (config.rank == 0, config.local_rank == 0 < config.rank):
+    for is_chosen in (config.rank == 0, config.local_rank == 0 and config.rank > 0):
         if is_chosen and is_default and not (folder / "meta.json").exists():
             print(f"No tokens in {folder}: running data/prepare.py", flush=True)
             subprocess.run([sys.executable, script])
@@ -156,7 +161,7 @@ def prepare_data(config: Config) -> None:
 
 class RankSampler(RandomSampler):
     """Draws windows in an order that all ranks share. Of n ranks, number r takes every n-th window,
-    from the r-th on."""
+    from the r-th on: with a batch of B they take what one process with n times B would."""
 
     def __init__(self, windows: TokenWindows, passes: int, config: Config):
         count = passes * len(windows)
@@ -193,7 +198,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.heads, self.head_dim = config.heads, config.width // config.heads
-        # Technique 11: one matmul in place of three.
+        # Technique 11: one matmul in place of three. The initial weights are other ones than in 00.
         self.query_key_value = nn.Linear(config.width, 3 * config.width, bias=False)
         self.out = nn.Linear(config.width, config.width)
         self.dropout = config.dropout
@@ -213,7 +218,7 @@ class MultiHeadAttention(nn.Module):
 class TransformerBlock(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
-        self.norm1 = nn.LayerNorm(config.width)  # technique 6: a kernel each, also for the GELU
+        self.norm1 = nn.LayerNorm(config.width)  # technique 6: it is one kernel, as the GELU below
         self.attention = MultiHeadAttention(config)
         self.norm2 = nn.LayerNorm(config.width)
         self.feed_forward = nn.Sequential(
@@ -276,7 +281,7 @@ class ChunkedLoss(torch.autograd.Function):
             one_hot_MV = (ids_V == targets_M1.int()).float()
             gradient_MV = (exp_MV / sum_M1 - one_hot_MV).to(x_MC.dtype)
             x_gradients.append(gradient_MV @ weight_VC)
-            part_VC = gradient_MV.T @ x_MC
+            part_VC = gradient_MV.T @ x_MC  # in the weights' type, and so are the sums
             head_gradient_VC = part_VC if head_gradient_VC is None else head_gradient_VC + part_VC
         ctx.save_for_backward(torch.cat(x_gradients), head_gradient_VC)
         return torch.stack(losses).sum()  # with `loss += ...` torch.compile kept all logits
@@ -291,9 +296,10 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     """Moves `model` to the device, in place, and returns the model that training steps call."""
     torch.set_float32_matmul_precision("high")  # technique 2: TF32, for weights in float32
     device = config.device
-    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # cuDNN rounds the rate to 1/16
+    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # it rounds dropout to 1/16
     if config.dtype == "auto":
-        dist.broadcast_object_list(answer := [*best_dtype(device)])  # rank 0's, if they differ
+        answer = [*best_dtype(device)]
+        dist.broadcast_object_list(answer)  # rank 0's, if they differ
         config.dtype, config.dtype_reason = answer
     print(f"Training in {config.dtype}: {config.dtype_reason}")
     # Technique 5: weights, gradients and AdamW's moments in bfloat16, half the bytes. There is no
@@ -307,7 +313,7 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     # DDP averages gradients over the ranks in loss.backward(), bucket by bucket. The compiler cuts
     # its graph there (technique 8), so that buckets are sent while others are computed.
     ddp_model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    logging.getLogger("torch._dynamo.variables.ctx_manager").setLevel(logging.ERROR)  # harmless
+    logging.getLogger("torch._dynamo.variables.ctx_manager").setLevel(logging.ERROR)  # of profiling
     return torch.compile(ddp_model) if config.compile else ddp_model
 
 
@@ -350,7 +356,7 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
 
     for epoch in range(config.epochs):
         loader.sampler.generator.manual_seed(config.seed + epoch)
-        dist.barrier()  # rank 0 has written a sample; the clock starts on all ranks at once
+        dist.barrier()  # rank 0 also writes the record; the clock starts on all ranks at once
         times = [now(config.device)]  # fetching batches is timed
         for step, (x_BT, y_BT) in enumerate(loader, start=epoch * len(loader)):
             x_BT = x_BT.to(config.device, non_blocking=loader.pin_memory)
@@ -405,7 +411,7 @@ def evaluate(model: nn.Module, windows: TokenWindows, config: Config) -> float:
     first = Subset(windows, range(config.rank, count, config.world_size))  # this rank's share
     for x_BT, y_BT in DataLoader(first, min(8, config.batch_size)):
         logits_BTV = model(x_BT.to(config.device))
-        # Small batches and one window's loss at a time, so that training sets the memory's peak.
+        # Small batches and one window's loss at a time, to need less memory than training.
         for logits_TV, y_T in zip(logits_BTV, y_BT.to(config.device), strict=True):
             losses_T = F.cross_entropy(logits_TV.float(), y_T, reduction="none")
             loss_sum += losses_T.cpu().double().sum().item()  # mps has no float64
@@ -459,10 +465,10 @@ def set_up_process(rank: int = 0) -> None:
         signal.signal(number, interrupt)
     keep_compiled_code()
     os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # PyTorch needs it
-    os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # technique 8: quicker exp and tanh
+    os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # technique 8: cruder exp
     # Technique 14: a later start finds ChunkedLoss compiled; the cache's key has its code.
     os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE_ALLOW_CUSTOM_AUTOGRAD", "1")
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # technique 12: huge pages (Linux)
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # technique 12: fewer page faults
     if not torch.cuda.is_available() and platform.libc_ver()[0] == "glibc":
         # Technique 15: freed memory stays for the next step.
         ctypes.CDLL(None).mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
@@ -474,9 +480,9 @@ def set_up_process(rank: int = 0) -> None:
 # ---- Plumbing: hardware, memory, record, settings, errors --------------------------------------
 
 def keep_compiled_code() -> None:
-    """Takes the user's cache folder for compiled code, which else lies in /tmp until a reboot. Each
-    machine has its own part, since code is made for its CPU. A folder of the user's choice stays,
-    and so does PyTorch's where there is no home, or where it can't be written."""
+    """Keeps compiled code in ~/.cache, since /tmp is emptied at a reboot. Each machine has its own
+    part, since code is made for its CPU. A folder of the user's choice stays, and so does PyTorch's
+    where there is no home, or where it can't be written."""
     if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
         return
     try:
@@ -505,8 +511,9 @@ def has_own_memory() -> bool:
 def best_dtype(device: torch.device) -> tuple[str, str]:
     """Returns bfloat16 if the hardware has units for it, else float32, and the reason."""
     if device.type == "cuda":
-        capability = "{}.{}".format(*torch.cuda.get_device_capability(device))
-        if float(capability) >= 8:
+        major, minor = torch.cuda.get_device_capability(device)
+        capability = f"{major}.{minor}"
+        if major >= 8:
             return "bfloat16", f"compute capability {capability}"
         return "float32", (f"compute capability {capability} has no bfloat16 units; for float16:"
                            " python patches/stack.py compose precision-fp16 --out my.py")
@@ -537,8 +544,8 @@ def can_compile(model: nn.Module, config: Config) -> bool:
 
 
 def hint_at_short_run(steps: int, device: torch.device) -> None:
-    """Hints, in a terminal only, that compiling may not pay: below half of the steps after which it
-    did, with an empty cache, on two CPU cores and on an H100."""
+    """Suggests --no-compile, in a terminal only, for runs too short to repay compiling: below half
+    of the steps at which it broke even, with an empty cache, on two CPU cores and on an H100."""
     pays_after = dict(cpu=50, cuda=680).get(device.type, 0)
     if steps < pays_after / 2 and sys.stdout.isatty():
         print(f"{steps} steps: the first time, compiling takes longer than it saves here;"
@@ -683,11 +690,11 @@ def make_parser() -> argparse.ArgumentParser:
     add("--seed", "seed of the weights, dropout and batch order", type=between(int, 0, 2**63))
     add("--epochs", "epochs of 8 steps or more; training stops at the first limit", type=count)
     add("--max-steps", "steps", "no limit", type=count)
-    add("--max-tokens", "tokens of all processes", "no limit", type=count)
+    add("--max-tokens", "tokens of all processes", "no limit, for cpu-demo 40,960", type=count)
     add("--target-loss", "stop at this validation loss", "none", type=between(float, 0))
     add("--eval-freq", "steps between log lines; each epoch ends with another line", type=count)
     add("--eval-windows", "windows per split used to compute losses", type=count)
-    add("--device", "default: cuda, else cpu", choices=("cpu", "cuda"))
+    add("--device", "kind of device", "cuda, else cpu", choices=("cpu", "cuda"))
     add("--data", "folder of the tokens", "data/ beside this file")
     add("--results-dir", "folder of the record", "results/")
     add("--name", "name of the run in its record", type=file_name, metavar="NAME")
@@ -759,8 +766,7 @@ def compare_ranks(config: Config) -> None:
     for rank, settings in enumerate(everyone):
         for name, first in everyone[0].items():
             if settings.get(name) != first:
-                raise UserError(f"rank {rank} has --{name.replace('_', '-')} {settings.get(name)},"
-                                f" rank 0 has {first}")
+                raise UserError(f"rank {rank} has {name} {settings.get(name)}, rank 0 has {first}")
 
 
 def sum_over_ranks(values: list[float]) -> list[float]:
@@ -773,7 +779,8 @@ def sum_over_ranks(values: list[float]) -> list[float]:
 
 def largest_over_ranks(figures: dict[str, float | None]) -> dict[str, float | None]:
     """Returns each figure's largest: that of the rank which runs out of memory first."""
-    dist.all_gather_object(everyone := [figures] * dist.get_world_size(), figures)
+    everyone = [figures] * dist.get_world_size()
+    dist.all_gather_object(everyone, figures)
     return {name: max(rank[name] or 0 for rank in everyone) or None for name in figures}
 
 
@@ -788,7 +795,7 @@ def interrupt(number, frame) -> None:
 
 
 def ignore_signals() -> None:
-    """Has no signal cut the end of a run short."""
+    """Ignores further signals, so that none cuts the end of a run short."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
@@ -802,8 +809,8 @@ def first_line(error: BaseException) -> str:
 
 
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
-    """Returns a status, a line and an exit code. Triton's "out of resource" is the chip's own
-    memory, which no smaller batch helps."""
+    """Returns a status, a line and an exit code. Triton's "out of resource" is memory on the chip
+    itself; a smaller batch doesn't help."""
     text = first_line(error)
     signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
              "bad_alloc", "allocate memory", "create a memory")
@@ -838,6 +845,7 @@ def main() -> int:
         status, message, code = explain(error, config)
         if rank == 0 or status not in ("interrupted", "diverged"):  # which end all ranks at once
             print(f"error: rank {rank}: {message}", file=sys.stderr)
+    ignore_signals()
     if run.file is not None:  # else it failed before run.start()
         run.end(status, message)
     return code

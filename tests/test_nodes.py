@@ -184,8 +184,8 @@ def wait_for_two_ranks(saved, run) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "says"),
     [
-        (["--batch-size", 4], [], "rank 1 has --batch-size 2, rank 0 has 4"),
-        ([], ["--data", "none"], "rank 1 has --data/meta.json missing, rank 0 has "),
+        (["--batch-size", 4], [], "rank 1 has batch_size 2, rank 0 has 4"),
+        ([], ["--data", "none"], "rank 1 has data/meta.json missing, rank 0 has "),
     ],
 )
 def test_two_nodes_that_differ(bench, port, monkeypatch, first, second, says):
