@@ -226,4 +226,4 @@ def test_ranks_are_compared(stages, monkeypatch, tmp_path):
             flag = "--" + setting.name.replace("_", "-")
             assert compare(**{setting.name: 7}).startswith(f"rank 2 has {flag} 7, rank 0 has ")
     other = write_tokens(tmp_path / "other", train=3000)
-    assert compare(data=str(other)).startswith("rank 2 has --data/meta.json ")
+    assert compare(data=str(other)).startswith("rank 2 has data/meta.json ")
