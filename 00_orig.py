@@ -2,11 +2,10 @@
 
     python 00_orig.py --help    # 01 is started in the same way, 02 with torchrun
 
-00_orig.py spells out model and training loop. 01_opt_single_gpu.py, and 02_opt_multi_gpu_ddp.py for
-many GPUs, add fifteen techniques: 1 no stored mask, 2 TF32, 3 fused AdamW, 4 pinned batches, 5
-bfloat16, 6 built-in layers, 7 FlashAttention, 8 torch.compile, 9 padded vocabulary, 10 larger
-batch, 11 fused QKV, 12 huge pages, 13 compiled loss, 14 chunked cross-entropy, 15 allocator
-settings.
+00_orig.py spells everything out. 01_opt_single_gpu.py, and 02_opt_multi_gpu_ddp.py for many GPUs,
+add fifteen techniques: 1 no stored mask, 2 TF32, 3 fused AdamW, 4 pinned batches, 5 bfloat16,
+6 built-in layers, 7 FlashAttention, 8 torch.compile, 9 padded vocabulary, 10 larger batch, 11 fused
+QKV, 12 huge pages, 13 compiled loss, 14 chunked cross-entropy, 15 allocator settings.
 
 This is a benchmark, not a training recipe: that would also schedule the learning rate, clip
 gradients, initialize weights as GPT-2 does and decay only matrices. Read data, model, training and
