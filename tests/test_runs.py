@@ -478,6 +478,7 @@ def steps_of(script, windows, batch: int, seed: int, rank: int = 0, ranks: int =
     steps = []
     config = SimpleNamespace(
         batch_size=batch,
+        rank=rank,
         world_size=ranks,
         compile=False,
         seed=seed,
@@ -496,15 +497,15 @@ def steps_of(script, windows, batch: int, seed: int, rank: int = 0, ranks: int =
         prepare_model=lambda model, config: model,
         backward_and_update=lambda *_: None,
         compute_loss=lambda model, x_BT, y_BT: steps.append(x_BT[:, 0].tolist()),
-        DistributedSampler=partial(script.DistributedSampler, num_replicas=ranks, rank=rank),
     )
+    if hasattr(script, "dist"):
+        replaced["dist"] = mock.Mock()
     with mock.patch.multiple(script, **replaced):
         script.train(
             None,
             SimpleNamespace(train=windows, val=windows, tokenizer=None),
             config,
             mock.Mock(),
-            script.now,
         )
     return steps
 
