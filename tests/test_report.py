@@ -35,7 +35,7 @@ from bench.analysis.totals import totals_in
 from bench.common import REFERENCE
 from bench.measure.journal import read_journal
 from bench.measure.machine import read_look
-from bench.report import page, readme, technique_pages, to_loss, waterfall
+from bench.report import page, readme, technique_pages, to_loss, variant_pages, waterfall
 from bench.report.machine_section import headline
 from bench.report.notes import full_notes, provenance
 from bench.report.pictures import place_of
@@ -190,10 +190,10 @@ def test_a_column_holds_the_gains_of_its_machine():
     h200 = Gain("H200", 1.5, 0.5, interval=(1.49, 1.51))
     xeon = Gain("Xeon", 1.2, 0.9, device="cpu")
     predicted = Gain("H100", 1.1, 0.8, folder="nvidia-h100", source="predicted")
-    variant = technique_pages.Variant("a", "a --b", [h200, xeon])
+    variant = variant_pages.Variant("a", "a --b", [h200, xeon])
     assert (variant.on_gpu, variant.on_cpu) == (None, xeon)
     variant.gains.append(predicted)
-    (cells,) = rows_of_text(markdown(technique_pages.variants_table([variant])))
+    (cells,) = rows_of_text(markdown(variant_pages.variants_table([variant])))
     assert cells[1:] == ["*1.10*", "1.20", "*0.80*"]
 
 
@@ -201,7 +201,7 @@ def test_a_variant_that_changes_nothing():
     """It is predicted to, and no CPU says otherwise."""
 
     def changes(*gains: Gain) -> bool:
-        return technique_pages.Variant("a", "a", list(gains)).changes_something
+        return variant_pages.Variant("a", "a", list(gains)).changes_something
 
     nothing = Gain("H100", 1.001, 0.999, folder="nvidia-h100", source="predicted")
     cpu = Gain("Xeon", 1.01, 1.0, device="cpu", significance="no significant change")
@@ -212,11 +212,11 @@ def test_a_variant_that_changes_nothing():
 
 
 def test_a_missing_cell_says_why():
-    unclear = technique_pages.Variant("a", "a", [], is_unclear=True)
-    predicted = technique_pages.Variant(
+    unclear = variant_pages.Variant("a", "a", [], is_unclear=True)
+    predicted = variant_pages.Variant(
         "b", "b", [Gain("H100", 1.1, 0.8, folder="nvidia-h100", source="predicted")]
     )
-    lines = rows_of_text(markdown(technique_pages.variants_table([unclear, predicted])))
+    lines = rows_of_text(markdown(variant_pages.variants_table([unclear, predicted])))
     assert [line[1:] for line in lines] == [["–", "unclear", "–"], ["*1.10*", "–", "*0.80*"]]
 
 
@@ -953,7 +953,7 @@ def test_markers_that_do_not_serve(tmp_path, text, error):
 def test_a_variant_without_a_purpose_is_named():
     *known, last = stack.load_variants()
     with pytest.raises(stack.StackError, match=f"PURPOSES .* differ in {last.name}$"):
-        technique_pages.by_purpose(known)
+        variant_pages.by_purpose(known)
 
 
 def test_write_readme(tmp_path, monkeypatch):

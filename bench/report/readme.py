@@ -22,7 +22,14 @@ from bench.analysis.tuning import DEFAULT_LOSS, EPOCH_LOSS
 from bench.catalogue import effect_on_loss
 from bench.common import REFERENCE, ROOT, relative, short_name, write_whole
 from bench.predict.batches import comparable_batch
-from bench.report import explorer, prediction_tables, technique_pages, to_loss, waterfall
+from bench.report import (
+    explorer,
+    prediction_tables,
+    technique_pages,
+    to_loss,
+    variant_pages,
+    waterfall,
+)
 from bench.report.notes import SINGLE_RUNS, provenance
 from bench.report.pictures import picture_bytes
 from bench.report.prediction_tables import OnCard
@@ -367,8 +374,8 @@ BLOCKS: dict[str, Callable[[Path], Table | str]] = {
     "machines": anywhere(technique_pages.results),
     "technique-index": anywhere(technique_pages.index),
     "technique-cards": anywhere(technique_pages.technique_cards),
-    "variant-cards": anywhere(technique_pages.variant_cards),
-    "variants-on-gpu": anywhere(technique_pages.measured_on_gpu),
+    "variant-cards": anywhere(variant_pages.variant_cards),
+    "variants-on-gpu": anywhere(variant_pages.measured_on_gpu),
     "gpus": anywhere(prediction_tables.gpus_table),
     "explorer": anywhere(explorer.data_block),
     "hardware": anywhere(hardware_table),

@@ -18,11 +18,11 @@ from gpt_speed.tables import Column, Table, fmt, num_col, text_col
 
 NAMES = {"00": "00 original", "01": "01 optimized", "02": "02 DDP"}
 # Their stages and names, by what a record says of its script.
-SCRIPTS: dict[str, tuple[str, str]] = {}
-for stage, name in NAMES.items():
-    script = Path(STAGES[stage]).stem
-    SCRIPTS[script] = stage, name
-    SCRIPTS[f"{script}-{FLOAT16}"] = stage, f"{name} with {FLOAT16}"
+SCRIPTS = {Path(STAGES[stage]).stem: (stage, name) for stage, name in NAMES.items()}
+SCRIPTS |= {
+    f"{script}-{FLOAT16}": (stage, f"{name} with {FLOAT16}")
+    for script, (stage, name) in SCRIPTS.items()
+}
 
 
 @dataclass(frozen=True)
