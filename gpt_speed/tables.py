@@ -1,6 +1,6 @@
 """Tables in Markdown, of any rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ class Column(NamedTuple):
 
 class Table(NamedTuple):
     columns: list[Column]
-    rows: list  # of what the columns' cells take
+    rows: Sequence  # of what the columns' cells take
     caption: str = ""
     missing: str = ""  # what stands in an empty cell
     every_column: bool = False  # also those without a figure

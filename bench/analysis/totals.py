@@ -1,5 +1,6 @@
 """How many times as fast as 00 the optimized program is: both ends of what was measured."""
 
+from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def is_optimized(row: Row) -> bool:
     return row.run.number > last_published_technique()
 
 
-def last_with_total(rows: list[Row]) -> Row | None:
+def last_with_total(rows: Sequence[Row]) -> Row | None:
     """Returns the last row that has a speedup over the first one; None without any."""
     return next((row for row in reversed(rows) if row.factor_baseline), None)
 

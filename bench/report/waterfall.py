@@ -4,7 +4,7 @@ technique gains, by the mean factors of its table."""
 from dataclasses import dataclass, replace
 
 from bench.analysis.claims import ALLOCATOR, Claims
-from bench.analysis.rows import Row, printed
+from bench.analysis.rows import Row, Rows, printed
 from bench.catalogue import technique_number
 from bench.report.notes import WIDE_MARK
 from bench.report.pictures import (
@@ -147,11 +147,11 @@ def draw_memory(axes, rungs: list[Rung], palette: Palette) -> None:
     axes.set_xlabel("memory, GB")
 
 
-def machine_picture(title: str, rows: list[Row]):
+def machine_picture(title: str, rows: Rows):
     """Draws a machine's ladder."""
-    rows = printed(rows)
-    rungs = rungs_of(rows, list(map(colour_of, rows)))
-    figure, subfigure, _ = draw(rungs, title, heading_of(rows))
+    shown = printed(rows)
+    rungs = rungs_of(shown, list(map(colour_of, shown)))
+    figure, subfigure, _ = draw(rungs, title, heading_of(shown))
     colour_legend(subfigure)
     return figure
 

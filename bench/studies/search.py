@@ -83,7 +83,7 @@ def loss_in_equal_time(row: Row) -> float:
     return row.loss_at(min(times, default=0)) or math.inf
 
 
-def ranked(rows: list[Row], script: str) -> list[Setting]:
+def ranked(rows: Rows, script: str) -> list[Setting]:
     """Returns the settings of a script that were tried, the best first, failed ones last."""
     own = [row for row in rows if setting_of(row.run).script == script]
     return [setting_of(row.run) for row in sorted(own, key=loss_in_equal_time)]
@@ -117,7 +117,7 @@ def plan_of_part(part: Part, settings: list[Setting], setup: Setup) -> Plan:
 
 def explore(
     setup: Setup, scripts: tuple[str, ...], part: Part
-) -> Generator[Plan, Measurement, list[Row]]:
+) -> Generator[Plan, Measurement, Rows]:
     """Yields plans until the part's number of settings of each script were tried. Returns the rows.
     00, the first one, goes from its own settings on: the best of them are a better start for the
     others than the published ones."""
@@ -131,7 +131,7 @@ def explore(
 
 def climb(
     setup: Setup, starts: list[Setting], part: Part, before: Sequence[Row] = ()
-) -> Generator[Plan, Measurement, list[Row]]:
+) -> Generator[Plan, Measurement, Rows]:
     """Yields plans with more and more settings, first the `starts`, one for each script, then those
     around the best ones, until the part's number was tried. What was tried `before` is in each
     plan, too. Returns the rows."""
