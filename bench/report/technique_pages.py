@@ -236,15 +236,15 @@ def gain_text(gain: Gain) -> str:
 
 
 def technique_card(technique: Technique) -> str:
-    """Returns a technique's heading, what it is, its facts as a table, and its diff, folded."""
+    """Returns a technique's heading, what it is, the rest of its header as a table, and its diff, folded."""
     patch = technique.patch
-    facts = {
+    cells = {
         "use it when": patch.fields.get("Use", ""),
         "speed, memory": "; ".join(map(gain_text, technique.gains)),
         "loss": patch.fields["Loss"],
         "hardware": f"{patch.fields['Hardware']}. More: {links_of(patch)}",
     }
-    heading, *lines = [f"| {name} | {fact} |" for name, fact in facts.items()]
+    heading, *lines = [f"| {name} | {cell} |" for name, cell in cells.items()]
     return "\n".join(
         [
             f"## {technique.title}",

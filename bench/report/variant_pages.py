@@ -208,7 +208,7 @@ def variants_by_script() -> dict[str, list[Variant]]:
 def variant_card(patch: Patch) -> str:
     """Returns the first paragraph of a patch's header, what it needs or lacks, and its sources."""
     fields, title = patch.fields, patch.fields["Technique"]
-    facts = {
+    remarks = {
         "Loss": effect_on_loss(patch),
         "Hardware": fields["Hardware"],
         "Package": ", ".join(stack.packages_of([patch])),
@@ -220,7 +220,7 @@ def variant_card(patch: Patch) -> str:
             re.sub(r"--[a-z][\w-]*(?: [\d.]*\d)?", r"`\g<0>`", patch.prose),  # options as code
             *(
                 f"*{name}*: {text}."
-                for name, text in facts.items()
+                for name, text in remarks.items()
                 if text not in ("unchanged", "any", "")
             ),
             links_of(patch, LINKS),

@@ -124,9 +124,8 @@ def explore(
     first, *others = scripts
     rows = yield from climb(setup, [default_setting(setup)], part)
     best = ranked(rows, first)[0]
-    return (
-        yield from climb(setup, [best._replace(script=script) for script in others], part, rows)
-    )
+    starts = [best._replace(script=script) for script in others]
+    return (yield from climb(setup, starts, part, rows))
 
 
 def climb(
