@@ -236,7 +236,7 @@ def gain_text(gain: Gain) -> str:
 
 
 def technique_card(technique: Technique) -> str:
-    """Returns a technique's heading, what it is, the rest of its header as a table, and its diff, folded."""
+    """Returns a heading, what a technique is, its header as a table, and its diff, folded."""
     patch = technique.patch
     cells = {
         "use it when": patch.fields.get("Use", ""),
