@@ -121,6 +121,10 @@ class Claims:
         self.h100, self.h200 = reference / "nvidia-h100", reference / "nvidia-h200"
         self.folder = reference
 
+    @property
+    def technique_count(self) -> int:
+        return len(technique_names()) - 1  # DDP is a script of its own
+
     # ---- The H100's ladder, and what was measured there on other days
 
     @cached_property
@@ -155,8 +159,8 @@ class Claims:
 
     @property
     def percent_over_published(self) -> list[float]:
-        """What the techniques after the published ones gain: over the published optimized script's
-        step, and in the ladder."""
+        """By how many percent the optimized script is faster than the one with the published
+        techniques: their steps, and in the ladder."""
         factors = [self.steps.over_published, self.speedup_over(self.published_script).factor]
         return [100 * (factor - 1) for factor in known_values(factors)]
 
@@ -167,15 +171,15 @@ class Claims:
         return product(self.optimized.factor_baseline, self.steps.nanogpt)
 
     @property
-    def autocast(self) -> Row:
+    def autocast_variant(self) -> Row:
         """01 with float32 weights, as nanoGPT has them."""
         rows = [row for row in rows_in(self.h100, "variants") if not row.run.options]
         return {str(row.run.script): row for row in rows}["precision-autocast"]
 
     @property
     def autocast_over_nanogpt(self) -> float | None:
-        """How many times as fast as nanoGPT that is, by ratios of two days."""
-        return product(self.autocast.factor, self.steps.over_nanogpt)
+        """How many times as fast as nanoGPT that one is, by ratios of two days."""
+        return product(self.autocast_variant.factor, self.steps.over_nanogpt)
 
     @cached_property
     def steps(self) -> Steps:

@@ -111,8 +111,8 @@ FIGURES = {
     "step-gb": Figure(lambda claims: claims.steps.step_gb["01"], ".0f"),
     "nanogpt-gb": Figure(lambda claims: claims.steps.step_gb["nanoGPT"], ".0f"),
     # Its variants.
-    "autocast": Figure(lambda claims: claims.autocast.factor),
-    "autocast-gb": Figure(lambda claims: claims.autocast.reserved_gb, ".0f"),
+    "autocast": Figure(lambda claims: claims.autocast_variant.factor),
+    "autocast-gb": Figure(lambda claims: claims.autocast_variant.reserved_gb, ".0f"),
     "autocast-over-nanogpt": Figure(lambda claims: claims.autocast_over_nanogpt),
     # The H200: one epoch, and the time to its loss.
     "epoch-loss-00": Figure(lambda claims: claims.loss_of_epoch("00")),
