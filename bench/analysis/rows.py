@@ -20,7 +20,6 @@ UNSTEADY = 1.1  # times its median time that a row's slowest run took, on a GPU
 
 
 def known_values(values: Iterable[float | None]) -> list[float]:
-    """Returns the values that are known."""
     return [value for value in values if value is not None]
 
 

@@ -78,7 +78,6 @@ def use_of_variant(run: Run) -> Use:
 
 
 def composing(variants: str) -> str:
-    """Returns the command that composes a script."""
     return f"python patches/stack.py compose {variants} --out {COMPOSED}"
 
 

@@ -39,7 +39,6 @@ def torch_versions(measured: Measurement) -> list[str]:
 
 
 def moment_of(measured: Measurement) -> str:
-    """Returns the date and the commit of a measurement."""
     time, commit = measured.time, measured.commit
     date = f"{time[:4]}-{time[4:6]}-{time[6:8]}"
     if commit:

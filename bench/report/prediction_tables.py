@@ -116,7 +116,6 @@ class OnCard:
 
     @property
     def largest(self) -> int:
-        """The largest batch that fits."""
         return largest_that_fits(self.prediction.needs, self.card.mib)
 
     @property

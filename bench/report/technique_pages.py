@@ -100,7 +100,6 @@ class Technique:
 
     @property
     def link(self) -> str:
-        """A link to its card."""
         return link_to(self.title)
 
     @property

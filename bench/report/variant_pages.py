@@ -98,7 +98,6 @@ class Variant:
 
     @property
     def link(self) -> str:
-        """A link to the card of its patch."""
         return f"[`{self.label}`](#{self.script})"
 
     @property

@@ -136,7 +136,6 @@ def bar_label(row: Row) -> str:
 
 
 def draw_memory(axes, rungs: list[Rung], palette: Palette) -> None:
-    """Draws the memory that each script reserved."""
     lay_rows(axes, len(rungs))
     sizes = [rung.gb or 0 for rung in rungs]
     bars = axes.barh(range(len(rungs)), sizes, 0.56, color=palette.memory)
@@ -148,7 +147,6 @@ def draw_memory(axes, rungs: list[Rung], palette: Palette) -> None:
 
 
 def machine_picture(title: str, rows: Rows):
-    """Draws a machine's ladder."""
     shown = printed(rows)
     rungs = rungs_of(shown, list(map(colour_of, shown)))
     figure, subfigure, _ = draw(rungs, title, heading_of(shown))

@@ -170,7 +170,6 @@ class Profile(Study):
 
 
 def kinds_table(profile: StepProfile) -> Table:
-    """Returns how long a step spends on each kind of operation."""
     idle = "no kernel ran" if profile.gpu else "none of PyTorch's operations ran"
     kinds = [KindTime(kind, time) for kind, time in profile.by_kind().items() if time]
     caption = (
@@ -182,7 +181,6 @@ def kinds_table(profile: StepProfile) -> Table:
 
 
 def operations_table(profile: StepProfile) -> Table:
-    """Returns the operations that take longest."""
     columns = [
         text_col("kernel" if profile.gpu else "operation", "short_name"),
         text_col("kind", "kind"),

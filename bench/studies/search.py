@@ -40,7 +40,6 @@ class Part:
 
     @property
     def kind(self) -> str:
-        """Its plan's kind."""
         return f"epoch-{self.divisor}" if self.divisor > 1 else "epoch"
 
 
