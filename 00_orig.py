@@ -236,7 +236,8 @@ class GPTModel(nn.Module):
 
 def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     """Moves `model` to the device, in place, and returns the model that training steps call."""
-    return model.to(config.device)
+    device = config.device
+    return model.to(device)
 
 
 def count_parameters(model: nn.Module, config: Config) -> dict[str, int]:
@@ -443,8 +444,9 @@ class Run:
 
     def end(self, status: str, error: str | None) -> None:
         try:
+            memory = memory_gb(self.config.device)
             self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
-                       attention_backend=self.attention, **memory_gb(self.config.device))
+                       attention_backend=self.attention, **memory)
             self.file.close()
         except OSError as full:  # such as a full disk; an earlier error is printed already
             sys.exit(1 if error else f"error: {full}")

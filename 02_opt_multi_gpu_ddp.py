@@ -355,8 +355,8 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
 
     for epoch in range(config.epochs):
         loader.sampler.generator.manual_seed(config.seed + epoch)
-        dist.barrier()  # rank 0 also writes the record; the clock starts on all ranks at once
-        times = [now(config.device)]  # fetching batches is timed
+        dist.barrier()  # as below
+        times = [now(config.device)]  # the clock starts: fetching batches is timed
         for step, (x_BT, y_BT) in enumerate(loader, start=epoch * len(loader)):
             x_BT = x_BT.to(config.device, non_blocking=loader.pin_memory)
             y_BT = y_BT.to(config.device, non_blocking=loader.pin_memory)
@@ -373,8 +373,8 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
                 val_loss = evaluate(model, data.val, config)
                 run.log(epoch + 1, step, seconds, train_loss, val_loss)
                 check_loss(train_loss + val_loss, config)
+                dist.barrier()  # rank 0 also writes; the clock starts again on all ranks at once
                 done = done or val_loss <= config.target_loss
-                dist.barrier()
                 times = [now(config.device)]  # the clock starts again
             if done:
                 break

@@ -423,18 +423,17 @@ def test_nothing_measured_has_no_picture(setup_for):
 
 @pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 2), ("float32", 4)])
 def test_the_limit_of_01(setup_for, dtype, size):
-    """Of matmuls at 2 TFLOP/s, and of logits and AdamW at 1 GB/s: 12 ms a token, 10 of them for
-    its bytes where a number has two."""
+    """Of matmuls at 8 TFLOP/s, and of logits and AdamW at 1 GB/s."""
     (plan,) = STUDY.plans(setup_for())
-    config = dict(dtype=dtype, matmul_precision="highest", flops_per_token=4e9)
-    config |= dict(vocab_size=600_000, parameters=4_571_428, batch_size=2, context_length=16)
+    config = dict(dtype=dtype, matmul_precision="highest", flops_per_token=16e9)
+    config |= dict(vocab_size=600_000, parameters=4_571_428)
     runs = [run | dict(speed=50.0, config=config) for run in speeds_of(plan)]
     write_journal(setup_for().results, "peers", plan, runs)
     (rows,) = newest_in(setup_for().results, "peers")
     assert not any(map(limit_of, rows)) and "The limit of" not in text_of(STUDY, rows)
-    rows.measured.copy_rate, rows.measured.matmul_peak = 1e9, {dtype: 2e12}
+    rows.measured.copy_rate, rows.measured.matmul_peak = 1e9, {dtype: 8e12}
     row = next(row for row in rows if row.run.stage == "01")
-    bytes_per_token = size * (5 * 600_000 + 7 * 4_571_428 / 32)
-    limit = 1 / (4e9 / 2e12 + bytes_per_token / 1e9)
+    bytes_per_token = size * (5 * 600_000 + 7 * 4_571_428 / row.record.tokens_per_step)
+    limit = 1 / (16e9 / 8e12 + bytes_per_token / 1e9)
     assert limit_of(row) == pytest.approx(limit)
     assert f"allow {limit:,.0f} tok/sec; it reaches {50 / limit:.2f}" in text_of(STUDY, rows)

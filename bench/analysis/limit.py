@@ -1,4 +1,4 @@
-"""The speed that this machine allows: that of a step which only multiplies, and moves what it must."""
+"""The speed that a machine allows: that of a step which only multiplies, and moves what it must."""
 
 from bench.analysis.rows import Row, peak_at
 
@@ -17,8 +17,7 @@ def limit_of(row: Row) -> float | None:
     matmul_rate = peak_at(row.record.precision, row.measured.peak)
     if not matmul_rate or not copy_rate:
         return None
-    tokens_per_step = config["batch_size"] * config["context_length"]
     numbers = LOGITS_PASSES * config["vocab_size"]
-    numbers += UPDATE_PASSES * config["parameters"] / tokens_per_step
+    numbers += UPDATE_PASSES * config["parameters"] / row.record.tokens_per_step
     moving = numbers * BYTES[config["dtype"]] / copy_rate
     return 1 / (config["flops_per_token"] / matmul_rate + moving)
