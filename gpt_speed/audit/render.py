@@ -223,8 +223,14 @@ def with_one_compile_row(techniques: list[dict]) -> list[dict]:
     if [row["state"] for row in pair] != [LACKS, LACKS]:
         return techniques
     model, loss = pair
-    both = model | {name: f"{model[name]}, {loss[name]}" for name in ("number", "technique")}
-    for name in "gain", "expected":
-        if model[name] and loss[name]:
-            both[name] = model[name] * loss[name]
+    both = joined(model, loss)
     return [both if row is model else row for row in techniques if row is not loss]
+
+
+def joined(one: dict, other: dict) -> dict:
+    """Returns one row for two techniques, which has the evidence of the first."""
+    names = {name: f"{one[name]}, {other[name]}" for name in ("number", "technique")}
+    gains = {
+        name: one[name] * other[name] for name in ("gain", "expected") if one[name] and other[name]
+    }
+    return one | names | gains
