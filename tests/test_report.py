@@ -237,7 +237,7 @@ def test_the_title_of_times_to_a_loss():
 def h200_times(tmp_path, monkeypatch):
     """A copy of the journal that the picture of losses over seconds is of."""
     monkeypatch.setattr(to_loss, "MACHINE", tmp_path)
-    return shutil.copy(REFERENCE / "nvidia-h200" / "time-to-loss.jsonl", tmp_path)
+    return Path(shutil.copy(REFERENCE / "nvidia-h200" / "time-to-loss.jsonl", tmp_path))
 
 
 def test_a_curve_is_of_the_script_that_the_legend_names(h200_times):
