@@ -139,6 +139,12 @@ class Claims:
         return self.ladder["00"]
 
     @property
+    def parameters(self) -> int | None:
+        if not self.baseline.record:
+            return None
+        return self.baseline.record.config["parameters"]
+
+    @property
     def optimized(self) -> Row:
         return self.ladder[next(reversed(self.ladder), "00")]
 

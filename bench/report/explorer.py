@@ -149,9 +149,9 @@ def speed_at(batch: int, card: Card, gpus: int, prediction: Prediction) -> list:
     percent; the first and the last are 0 where the GPU lacks what the script needs, and the range
     says what, or where it is outside the model."""
     text = prediction.speed_range(batch, card, gpus)
-    if not prediction.speeds(batch, card):
-        return [0, text, 0]
     speed, mfu = prediction.tok_per_sec(batch, card), prediction.mfu(batch, card)
+    if not prediction.speeds(batch, card) or not speed or not mfu:
+        return [0, text, 0]
     return [round(gpus * speed), text, round(100 * mfu)]
 
 

@@ -54,8 +54,8 @@ def speedup_text(row: Row) -> str:
         form, aside = ".2f", published_text(row)
     text = (
         f"{row.label} trains **{row.tok_per_sec:,.0f} tok/sec,"
-        f" {row.factor_baseline:{form}} times** {row.baseline.label}'s"
-        f" {row.baseline.tok_per_sec:,.0f}"
+        f" {row.factor_baseline:{form}} times** {row.table[0].label}'s"
+        f" {row.table[0].tok_per_sec:,.0f}"
     )
     if aside:
         text += f" ({aside})"

@@ -95,10 +95,11 @@ def machine_note(rows: Rows) -> str:
     if measured.text:
         parts.append(f"text: {measured.text}")
     note = f"{machine['name']}, PyTorch {listed(torch_versions(measured))}; {', '.join(parts)}."
-    reasons = {float32_reason(row.record) for row in rows if row.record} - {None}
-    if reasons:
+    reasons = [float32_reason(row.record) for row in rows if row.record]
+    known = {reason for reason in reasons if reason}
+    if known:
         first = technique_number(BFLOAT16)
-        why = listed(sorted(reasons))
+        why = listed(sorted(known))
         note += f" From technique {first} on all is trained in **float32** ({why})."
     return note
 

@@ -139,7 +139,7 @@ def colour_legend(subfigure) -> None:
 
 
 def colour_of(row: Row) -> str:
-    return dict(faster=OWN, slower=ERROR).get(row.significance, UNSURE)
+    return dict(faster=OWN, slower=ERROR).get(row.significance or "", UNSURE)
 
 
 def draw_all(studies: dict, results: Path) -> dict[str, bytes]:
@@ -218,7 +218,7 @@ def draw_alternatives(rows: Rows):
     those too uncertain to rank last; of the speed with 95% intervals."""
     base, *others = rows
     shown = [row for row in others if row.factor and row.memory_factor]
-    shown.sort(key=lambda row: (row.speedup().is_wide, -row.factor))
+    shown.sort(key=lambda row: (row.speedup().is_wide, -(row.factor or 0)))
     if not shown:
         return None
     figure, [(subfigure, speed, memory)] = rows_of_panels(

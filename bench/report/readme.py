@@ -16,7 +16,7 @@ from typing import NamedTuple
 from bench.analysis.claims import Claims, Contribution
 from bench.analysis.folders import has_gpu, machines, newest_in
 from bench.analysis.gains import ladder_sessions
-from bench.analysis.rows import Row, known_values
+from bench.analysis.rows import Row, known_values, ratio
 from bench.analysis.totals import optimized_in, rounds_of_both
 from bench.analysis.tuning import DEFAULT_LOSS, EPOCH_LOSS
 from bench.catalogue import effect_on_loss
@@ -38,7 +38,7 @@ from bench.report.technique_pages import link_to, title_of
 from gpt_speed import gains
 from gpt_speed.cards import CARDS
 from gpt_speed.common import UserError
-from gpt_speed.tables import Column, Table, markdown, num_col, text_col
+from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col
 from patches import stack
 
 EXPLORER = ROOT / "docs" / "explorer.html"
@@ -82,9 +82,7 @@ class Figure(NamedTuple):
 
 FIGURES = {
     "techniques": Figure(lambda claims: claims.technique_count, ".0f"),
-    "parameters-millions": Figure(
-        lambda claims: claims.baseline.record.config["parameters"], ".0f", unit=1e6
-    ),
+    "parameters-millions": Figure(lambda claims: claims.parameters, ".0f", unit=1e6),
     "cpu-parameters-millions": Figure(lambda claims: claims.cpu_parameters, ".0f", unit=1e6),
     "xeon-speedup": Figure(lambda claims: claims.speedups_on("intel-xeon-amx-2-cores"), ".1f"),
     "epyc-speedup": Figure(lambda claims: claims.speedups_on("amd-epyc-2-cores"), ".1f"),
@@ -267,13 +265,13 @@ def measured_line(row: Row) -> dict[str, str]:
     """Returns the ends of a machine's ladder, and on how much they rest."""
     folder = row.measured.folder.name
     source = f"[measured](results/reference/{folder}/README.md)"
-    if row.plan.tokens:
+    if row.plan.tokens and row.record:
         source += f" over {row.record.logs[-1]['step'] + 1} steps"
     if rounds_of_both(row) == 1:
         source += f", {SINGLE_RUNS}"
     return dict(
         hardware=f"{row.run.processes} × {short_name(row.measured.machine)}",
-        baseline=f"{row.baseline.tok_per_sec:,.0f}",
+        baseline=f"{row.table[0].tok_per_sec:,.0f}",
         optimized=f"{row.tok_per_sec:,.0f}",
         speedup=f"**{row.factor_baseline:.1f}×**",
         source=source,
@@ -288,7 +286,7 @@ def predicted_line(name: str) -> dict[str, str]:
         hardware=f"1 × {name}",
         baseline=in_thousands(first.speeds),
         optimized=in_thousands(last.speeds),
-        speedup=f"about {last.tok_per_sec / first.tok_per_sec:.1f}×",
+        speedup=f"about {fmt(ratio(last.tok_per_sec, first.tok_per_sec), '.1f')}×",
         source=f"[predicted](docs/gpus.md), batch {first.batch} → {last.batch}",
     )
 
@@ -299,15 +297,17 @@ def benched(name: str) -> tuple[OnCard, OnCard]:
     return first, OnCard("01", CARDS[name], most=comparable_batch(first.batch))
 
 
-def bench_minutes(name: str) -> float:
+def bench_minutes(name: str) -> float | None:
     """Returns the minutes of training that `make bench` takes on a card: 00, 01, and 02."""
     first, last = benched(name)
+    if first.minutes is None or last.minutes is None:
+        return None
     return first.minutes + 2 * last.minutes
 
 
-def in_thousands(speeds: tuple[float, float]) -> str:
-    """Writes a predicted range, such as "13,000–22,000"."""
-    return spread([round(speed, -3) for speed in speeds])
+def in_thousands(speeds: tuple[float, float] | None) -> str:
+    """Writes a predicted range, such as "13,000–22,000"; "" without one."""
+    return spread([round(speed, -3) for speed in speeds or ()])
 
 
 def contributions_table() -> Table:

@@ -58,11 +58,12 @@ def factor_text(row: Row) -> str:
     return marked(fmt(row.factor, ".2f"), row.speedup().is_wide)
 
 
-def speed_and_factor(tok_per_sec: float, factor: str) -> str:
+def speed_and_factor(tok_per_sec: float | None, factor: str) -> str:
     """Returns what stands at a bar: a speed, and times what it is if that is known."""
+    speed = fmt(tok_per_sec, ",.0f")
     if not factor:
-        return f"{tok_per_sec:,.0f}"
-    return f"{tok_per_sec:,.0f}  ({factor}×)"
+        return speed
+    return f"{speed}  ({factor}×)"
 
 
 def speed_or_error(row: Row) -> str:
@@ -121,11 +122,9 @@ def with_legend(tables: str) -> str:
 
 def significance_or_error(row: Row) -> str:
     """Returns whether a row's speedup is significant, or why it has none."""
-    if row.error or row.significance:
-        return row.error or row.significance
-    if row.baseline:
-        return ""
-    return "baseline"
+    if row.baseline is None and not row.error:
+        return "baseline"
+    return row.error or row.significance or ""
 
 
 def full_table(rows: Sequence[Row]) -> Table:

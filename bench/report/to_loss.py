@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.analysis.folders import newest_in
-from bench.analysis.rows import Row, subtract
+from bench.analysis.rows import Comparison, Goal, Row, subtract
 from bench.analysis.tuning import EPOCH_LOSS, is_tuned, setting_of
 from bench.common import REFERENCE, relative, short_name
 from bench.report.pictures import COLOURS, rows_of_panels
@@ -180,7 +180,7 @@ def loss_over_seconds():
         raise UserError(f"no times to a loss of {listed(sorted(missing))} in {relative(MACHINE)}")
     optimized = rows["01"]
     target, machine = optimized.plan.targets[EPOCH_LOSS], optimized.measured.machine
-    title = f"{finding(optimized, target)}\n{short_name(machine)}, a line for each seed"
+    title = f"{finding(optimized, rows['00'], target)}\n{short_name(machine)}, a line for each seed"
     figure, [(subfigure, training, compiling)] = rows_of_panels([title], [4.2], [1, 1])
     for axes, with_first_step in ((training, False), (compiling, True)):
         for (script, label), colour in zip(CURVES.items(), COLOURS.values(), strict=True):
@@ -196,12 +196,14 @@ def loss_over_seconds():
     return figure
 
 
-def finding(row: Row, target: float) -> str:
-    """Returns how many times as fast a row's script trains to a loss, in a line."""
-    without, included = (row.speedup(target, compiling).factor for compiling in (False, True))
+def finding(row: Row, over: Row, target: float) -> str:
+    """Returns how many times as fast as another script one trains to a loss, in a line."""
+    without, included = (
+        Comparison(row, over, Goal(target, compiling)).factor for compiling in (False, True)
+    )
     return (
         f"{row.run.stage} is {without:.1f} times as fast to a loss of {target:.2f} as"
-        f" {row.reference.run.stage}; compiling included, {included:.2f} times"
+        f" {over.run.stage}; compiling included, {included:.2f} times"
     )
 
 

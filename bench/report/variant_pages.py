@@ -2,15 +2,17 @@
 
 import re
 from dataclasses import dataclass
+from operator import itemgetter
 
 from bench.analysis.gains import Gain, best, gain_of, unclear_variants, variant_key, variant_rows
+from bench.analysis.rows import ratio
 from bench.catalogue import Run, effect_on_loss
 from bench.predict import reference
 from bench.predict.store import Prediction
 from bench.report.tables import spread
 from bench.report.technique_pages import GPU, links_of, memory_text, speed_text
 from gpt_speed.cards import CARDS
-from gpt_speed.common import listed
+from gpt_speed.common import UserError, listed
 from gpt_speed.tables import Column, Table, markdown, text_col, value_col
 from patches import stack
 from patches.stack import Patch
@@ -172,8 +174,11 @@ def speed_on_cpu(variant: Variant) -> str:
 def measured_on_gpu() -> Table:
     """Returns what was measured of variants on the GPU, the fastest first."""
     everything = [one for variants in variants_by_script().values() for one in variants]
-    lines = [one for one in everything if one.on_gpu and one.on_gpu.source == "measured"]
-    lines.sort(key=lambda variant: variant.on_gpu.factor, reverse=True)
+    gains = [(variant.on_gpu, variant) for variant in everything]
+    measured = [
+        (gain.factor, variant) for gain, variant in gains if gain and gain.source == "measured"
+    ]
+    measured.sort(key=itemgetter(0), reverse=True)
     return Table(
         [
             text_col("variant", "link"),
@@ -181,7 +186,7 @@ def measured_on_gpu() -> Table:
             value_col("95%", "on_gpu", interval_cell),
             value_col("× memory", "on_gpu", memory_text),
         ],
-        lines,
+        [variant for _, variant in measured],
     )
 
 
@@ -231,20 +236,24 @@ def predicted_gains() -> list[tuple[Run, Gain]]:
     """Returns what each variant whose prediction is stored gains on an H100, over what it is
     compared to. Raises UserError, StackError."""
     gains = []
-    variants = reference.variants()
-    by_name = {run.name: run for run in (reference.scripts().stage("01"), *variants)}
+    base, variants = reference.scripts().stage("01"), reference.variants()
+    by_name: dict[str | None, Run] = {run.name: run for run in variants}
+    by_name[base.name] = base
     for run in variants:
         prediction = reference.kept_of(run.script, [*reference.GPT2, *run.options])
         if prediction:
-            base = by_name[run.compared_to]
-            before = reference.prediction_of(base.script, [*reference.GPT2, *base.options])
+            other = by_name[run.compared_to]
+            before = reference.prediction_of(other.script, [*reference.GPT2, *other.options])
             gains.append((run, gain_over(before, prediction)))
     return gains
 
 
 def gain_over(before: Prediction, prediction: Prediction) -> Gain:
-    """Returns what one prediction gains over another on GPU, at batch 32."""
+    """Returns what one prediction gains over another on GPU, at batch 32. Raises UserError where
+    a speed isn't predicted."""
     card, batch = CARDS[GPU.name], 32
-    speed = prediction.tok_per_sec(batch, card) / before.tok_per_sec(batch, card)
+    factor = ratio(prediction.tok_per_sec(batch, card), before.tok_per_sec(batch, card))
+    if factor is None:
+        raise UserError(f"no speed is predicted on {GPU.name}")
     memory = prediction.needs[batch].reserved / before.needs[batch].reserved
-    return Gain(GPU.name, speed, memory, folder=GPU.folder, source="predicted")
+    return Gain(GPU.name, factor, memory, folder=GPU.folder, source="predicted")

@@ -110,10 +110,12 @@ def heading_of(rows: list[Row]) -> str:
 def ends_of(row: Row, totals: dict[str, float | None]) -> tuple[float, float] | None:
     """Returns where a row's gain begins and ends, times the baseline; None without a gain, or where
     it shares no round with the baseline."""
-    if not row.factor or not totals[row.run.name]:
+    if not row.factor or not row.reference:
         return None
-    low, high = sorted((totals[row.reference.run.name], totals[row.run.name]))
-    return low, high
+    start, end = totals[row.reference.run.name], totals[row.run.name]
+    if not start or not end:
+        return None
+    return min(start, end), max(start, end)
 
 
 def rung_name(row: Row) -> str:
