@@ -82,6 +82,8 @@ class Study(Subcommand):
 
     def length(self, setup: Setup) -> dict:
         """Returns how long a run trains, by the options and the device, as fields of Plan."""
+        if not self.tokens:
+            raise ValueError(f"{self.name} trains whole scripts")
         tokens = setup.args.max_tokens
         return dict(
             tokens=tokens or self.tokens[setup.device],

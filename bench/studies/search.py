@@ -151,7 +151,7 @@ def read_search(setup: Setup) -> tuple[list[Setting], dict]:
     path = journal_of(setup.results, "search")
     by_kind = {part.kind: part for part in newest(read_journal(path))}
     last = by_kind.get("epoch")
-    if not last or last.jobs_left() or Rows(last)[0].error:
+    if not last or not last.plan.tokens or last.jobs_left() or Rows(last)[0].error:
         raise UserError("there is no whole search: python measure.py search, or search --resume")
     rows = Rows(last)
     different = last.differs_from(setup)

@@ -189,7 +189,7 @@ def seconds_or_never(row: Row, target: float) -> float:
 
 
 def bar_colour(row: Row) -> str:
-    return {"00": COLOURS["00"], "01": COLOURS["01"]}.get(row.run.stage, OTHER)
+    return {"00": COLOURS["00"], "01": COLOURS["01"]}.get(row.run.stage or "", OTHER)
 
 
 def draw_speeds(axes, rows: list[Row]) -> None:
@@ -233,7 +233,7 @@ def title_of(rows: list[Row], target: float) -> str:
     optimized = [row for row in rows if row.run.stage == "01"]
     speedups = [row.speedup(target, with_first_step=True) for row in (best, *optimized)]
     speedup = next((speedup for speedup in speedups if speedup.is_significant), None)
-    if not speedup:
+    if not speedup or not speedup.factor or not speedup.over:
         return title
     times = f"{speedup.factor:.1f}" if speedup.factor > 1 else f"{speedup.factor:.2f}"
     one, other = script_of(speedup.row), script_of(speedup.over)

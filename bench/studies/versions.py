@@ -17,7 +17,7 @@ from bench.measure.journal import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.measure.records import Record
 from bench.report.notes import machine_note, speedup_note
-from bench.report.pictures import COLOURS, Bar, draw_bars, place_of, rows_of_panels
+from bench.report.pictures import COLOURS, OTHER, Bar, draw_bars, place_of, rows_of_panels
 from bench.report.tables import (
     GB,
     INTERVAL,
@@ -170,10 +170,11 @@ def check_plan(setup: Setup, environments: list[Environment]) -> Plan:
 
 def verdicts_of(checked: Measurement) -> dict[str, str]:
     """Returns what the gradients of each run came to, by the name that it has where it trains."""
-    return {
-        row.run.name.removeprefix(f"{CHECK}-"): row.error or verdict_of(row.record).text
-        for row in Rows(checked)
-    }
+    verdicts = {}
+    for row in Rows(checked):
+        text = verdict_of(row.record).text if row.record else ""
+        verdicts[row.run.name.removeprefix(f"{CHECK}-")] = row.error or text
+    return verdicts
 
 
 def training_plan(
@@ -198,14 +199,14 @@ def is_check(run: Run) -> bool:
 def speed_bar(row: Row) -> Bar:
     text = row.error or speed_and_factor(row.tok_per_sec, factor_text(row))
     label = row.label.replace(", ", "\n", 1)
-    return Bar(label, row.tok_per_sec, text, COLOURS[row.run.stage], row.speeds)
+    return Bar(label, row.tok_per_sec, text, COLOURS.get(row.run.stage or "", OTHER), row.speeds)
 
 
 def first_step_bar(row: Row) -> Bar:
     again = row.warm_first_step_seconds
     cold = row.record.first_step_seconds if row.record else None
     text = " / ".join(fmt(seconds, ".1f") for seconds in (again, cold) if seconds is not None)
-    return Bar("", again, text, COLOURS[row.run.stage], behind=cold)
+    return Bar("", again, text, COLOURS.get(row.run.stage or "", OTHER), behind=cold)
 
 
 def environments_of(names: list[str], device: str) -> list[Environment]:
