@@ -630,7 +630,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--batch-size", "windows per step", type=count)
     add("--learning-rate", "AdamW's learning rate", type=between(float, 0, 1e36))
     add("--weight-decay", "AdamW's weight decay", type=between(float, 0))
-    add("--compile", "torch.compile, not on mps", action=switch)
+    add("--compile", "torch.compile, not on mps; the variant compile-blocks starts sooner, in 0.4"
+        " of the time, and pays in trainings of less than a quarter of an hour", action=switch)
     add("--seed", "seed of the weights, dropout and batch order", type=between(int, 0, 2**63))
     add("--epochs", "epochs; training stops at the first limit reached", type=count)
     add("--max-steps", "steps", "no limit", type=count)
