@@ -197,7 +197,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.heads, self.head_dim = config.heads, config.width // config.heads
-        # Technique 11: one matmul in place of three. It draws other initial weights than 00.
+        # Technique 11: one matmul in place of three, of the same random weights.
         self.query_key_value = nn.Linear(config.width, 3 * config.width, bias=False)
         self.out = nn.Linear(config.width, config.width)
         self.dropout = config.dropout
@@ -546,7 +546,7 @@ def can_compile(model: nn.Module, config: Config) -> bool:
 def hint_at_short_run(steps: int, device: torch.device) -> None:
     """Suggests --no-compile, in a terminal only, for runs too short to repay compiling: below half
     of the steps at which it broke even, with an empty cache, on two CPU cores and on an H100."""
-    pays_after = dict(cpu=50, cuda=680).get(device.type, 0)
+    pays_after = dict(cpu=140, cuda=680).get(device.type, 0)
     if steps < pays_after / 2 and sys.stdout.isatty():
         print(f"{steps} steps: the first time, compiling takes longer than it saves here;"
               " to train without it: --no-compile\n")
