@@ -223,6 +223,7 @@ def computed() -> dict[str, str]:
         "h100-optimized-thousands": f"{speed(ladder(14)) / 1000:.0f}",
         "h100-mfu": f"{100 * speed(ladder(14)) * flops / H100_PEAK:.0f}",
         "h100-speedup": f"{gain(14, 0):.1f}",
+        "h100-at-batch-8": f"{speed(ladder(9)) / speed(ladder(0)):.1f}",
         "h100-after-8": f"{gain(14, 8):.1f}",
         "h100-11-to-15": between(own, ".0f"),
         "h100-10-gb": f"{gb(ladder(10)):.0f}",

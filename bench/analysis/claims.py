@@ -8,7 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from bench.analysis.folders import has_gpu, rows_in
-from bench.analysis.rows import Row, known_values, printed
+from bench.analysis.rows import Row, known_values, printed, ratio
 from bench.analysis.stats import mean_ratio
 from bench.analysis.totals import optimized_in, totals_in
 from bench.catalogue import effect_on_loss, without_effect_on_gpus
@@ -131,6 +131,12 @@ class Claims:
     def after_8(self) -> Row:
         """The script that compiles, with the published batch size of 00."""
         return self.ladder[8]
+
+    @property
+    def at_batch_8(self) -> float | None:
+        """How many times as fast as the baseline the last script with its batch size is; of
+        medians, since one run was slow."""
+        return ratio(self.ladder[9].tok_per_sec, self.baseline.tok_per_sec)
 
     @property
     def after_10(self) -> Row:

@@ -91,6 +91,7 @@ FIGURES = {
     "h100-optimized-thousands": Figure("optimized.tok_per_sec", ".0f", 1e3),
     "h100-mfu": Figure("optimized.mfu", ".0f", 0.01),
     "h100-speedup": Figure("optimized.factor_baseline", ".1f"),
+    "h100-at-batch-8": Figure("at_batch_8", ".1f"),
     "h100-speedup-interval": Figure("interval", ".1f"),
     "h100-after-8": Figure("factor_after_8", ".1f"),
     "h100-11-to-15": Figure("gains_after_10", ".0f"),
