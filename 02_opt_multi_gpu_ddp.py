@@ -158,20 +158,19 @@ def prepare_data(config: Config) -> None:
         dist.barrier()
 
 
-class RankSampler(RandomSampler):
-    """Draws windows in an order that all ranks share. Rank r of n takes numbers r, r + n, ... so
+class RankSampler:
+    """This rank's share of an order that all ranks draw: rank r of n takes numbers r, r + n, ... so
     that n ranks with batch B see what one process with batch n · B would."""
 
-    def __init__(self, windows: TokenWindows, passes: int, config: Config):
-        count = passes * len(windows)
-        super().__init__(windows, num_samples=count, generator=torch.Generator())
+    def __init__(self, order: RandomSampler, config: Config):
+        self.order, self.generator = order, order.generator
         self.rank, self.ranks = config.rank, config.world_size
 
     def __len__(self) -> int:
-        return self.num_samples // self.ranks
+        return len(self.order) // self.ranks
 
     def __iter__(self):
-        return islice(super().__iter__(), self.rank, len(self) * self.ranks, self.ranks)
+        return islice(self.order, self.rank, len(self) * self.ranks, self.ranks)
 
 
 def make_loader(windows: TokenWindows, config: Config) -> DataLoader:
@@ -180,7 +179,8 @@ def make_loader(windows: TokenWindows, config: Config) -> DataLoader:
     passes = math.ceil(8 * config.batch_size * config.world_size / len(windows))
     if passes > 1:
         print(f"One pass over the text has fewer than 8 steps: each epoch makes {passes}")
-    sampler = RankSampler(windows, passes, config)
+    count, generator = passes * len(windows), torch.Generator()
+    sampler = RankSampler(RandomSampler(windows, False, count, generator), config)
     pin = config.device.type == "cuda"  # technique 4: page-locked, so that the CPU needn't wait
     return DataLoader(windows, config.batch_size, sampler=sampler, drop_last=True, pin_memory=pin)
 

@@ -1,5 +1,4 @@
-"""Prints where the start of 00, 01 or a variant goes, in seconds: from `python` to its first line of
-losses.
+"""Prints where the start of a script goes, in seconds: from `python` to its first line of losses.
 
     python docs/starts.py 01_opt_single_gpu.py --model cpu-demo    # what follows goes to the script
 
@@ -102,7 +101,9 @@ def main(path: str, *options: str) -> None:
     except FirstLine:
         pass
     total = seconds_since_start()
-    compiler = {part: spent - before[part] for part, spent in compiler_seconds().items()} if before else {}
+    compiler = {}
+    if before:
+        compiler = {part: spent - before[part] for part, spent in compiler_seconds().items()}
     seconds["first step"] -= sum(compiler.values())
     rest = total - sum(seconds.values()) - sum(compiler.values())
     for part, spent in (seconds | compiler | {"rest": rest, "all": total}).items():

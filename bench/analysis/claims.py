@@ -170,10 +170,6 @@ class Claims:
         """How many times as fast as nanoGPT 01 is with float32 weights, by ratios of two days."""
         return product(self.variants["precision-autocast"].factor, self.steps.over_nanogpt)
 
-    @property
-    def technique_count(self) -> int:
-        return len(stack.load()) - 1  # DDP is a script of its own
-
     @cached_property
     def variants(self) -> dict[str, Row]:
         """The H100's variants of 01, by their labels."""

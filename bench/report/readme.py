@@ -79,7 +79,6 @@ class Figure:
 
 
 FIGURES = {
-    "techniques": Figure("technique_count", ".0f"),
     "parameters-millions": Figure("baseline.record.config.parameters", ".0f", 1e6),
     "cpu-parameters-millions": Figure("cpu_parameters", ".0f", 1e6),
     "xeon-speedup": Figure("cpu_speedups.intel-xeon-amx-2-cores", ".1f"),
@@ -115,7 +114,6 @@ FIGURES = {
     "seconds-01-compiling": Figure("seconds_compiling.01", ".1f"),
     # Predicted.
     "bench-minutes": Figure("bench_minutes", ".0f"),
-    "rtx-4090-batch": Figure("largest_batch", ".0f"),
 }
 
 
@@ -127,11 +125,6 @@ class ReadmeClaims(Claims):
         """The minutes of training that `make bench` takes on an RTX 4090: 00, 01, and 02."""
         first, last = benched("RTX 4090")
         return first.minutes + 2 * last.minutes
-
-    @property
-    def largest_batch(self) -> int:
-        """The largest batch of 01 that fits an RTX 4090."""
-        return OnCard("01", CARDS["RTX 4090"]).largest
 
 
 def write_readme(studies: dict) -> bool:
