@@ -8,7 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from bench.analysis.folders import has_gpu, rows_in
-from bench.analysis.rows import Comparison, Row, known_values, printed
+from bench.analysis.rows import Comparison, Row, known_values, printed, ratio
 from bench.analysis.stats import mean_ratio
 from bench.analysis.totals import optimized_in, totals_in
 from bench.analysis.tuning import EPOCH_LOSS
@@ -25,6 +25,7 @@ from patches import stack
 SMALL_GAIN = 1.015
 
 COMPILE = "08-torch-compile"
+LAST_AT_BATCH_8 = "09-padded-vocabulary"  # the last technique with the batch size of 00
 # This technique has no row in the H100's ladder. steps.json has its step together with fast math,
 # and whole scripts with both and with neither.
 ALLOCATOR = "15-kept-memory"
@@ -121,10 +122,6 @@ class Claims:
         self.h100, self.h200 = reference / "nvidia-h100", reference / "nvidia-h200"
         self.folder = reference
 
-    @property
-    def technique_count(self) -> int:
-        return len(technique_names()) - 1  # DDP is a script of its own
-
     # ---- The H100's ladder, and what was measured there on other days
 
     @cached_property
@@ -152,6 +149,12 @@ class Claims:
     def compiled_script(self) -> Row:
         """The script that compiles, still with the published batch size of 00."""
         return self.ladder[COMPILE]
+
+    @property
+    def speedup_at_batch_8(self) -> float | None:
+        """How many times as fast as the baseline the last script with its batch size is; of
+        medians, since one run was slow."""
+        return ratio(self.ladder[LAST_AT_BATCH_8].tok_per_sec, self.baseline.tok_per_sec)
 
     @property
     def published_script(self) -> Row:

@@ -81,7 +81,6 @@ class Figure(NamedTuple):
 
 
 FIGURES = {
-    "techniques": Figure(lambda claims: claims.technique_count, ".0f"),
     "parameters-millions": Figure(lambda claims: claims.parameters, ".0f", unit=1e6),
     "cpu-parameters-millions": Figure(lambda claims: claims.cpu_parameters, ".0f", unit=1e6),
     "xeon-speedup": Figure(lambda claims: claims.speedups_on("intel-xeon-amx-2-cores"), ".1f"),
@@ -95,6 +94,7 @@ FIGURES = {
     ),
     "h100-mfu": Figure(lambda claims: claims.optimized.mfu, ".0f", unit=0.01),
     "h100-speedup": Figure(lambda claims: claims.optimized.factor_baseline, ".1f"),
+    "h100-at-batch-8": Figure(lambda claims: claims.speedup_at_batch_8, ".1f"),
     "h100-speedup-interval": Figure(
         lambda claims: claims.speedup_over(claims.baseline).interval, ".1f"
     ),
@@ -126,7 +126,6 @@ FIGURES = {
     ),
     # Predicted.
     "bench-minutes": Figure(lambda _: bench_minutes("RTX 4090"), ".0f"),
-    "rtx-4090-batch": Figure(lambda _: OnCard("01", CARDS["RTX 4090"]).largest, ".0f"),
 }
 
 
