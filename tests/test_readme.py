@@ -303,6 +303,6 @@ def test_what_each_technique_contributes():
 def test_the_picture_in_words():
     end, nanogpt = gain(14, 0), gain(14, 0) * step_ratio("nanoGPT", "01")
     assert f"ends at {end:.1f} times, nanoGPT at {nanogpt:.1f}" in README
-    assert f"from {gb(ladder(0)):.1f} to {script_gb('01'):.1f} GB" in README
+    assert f"from {gb(ladder(0)):.1f} to {gb(ladder(14)):.1f} GB" in README
     sources = re.findall(r'(?:src|srcset)="([^"]+)"', README)
     assert len(sources) == 2 and all((ROOT / source).is_file() for source in sources)

@@ -351,7 +351,7 @@ def picture_lines() -> str:
     words = (
         "Training throughput on one H100 after each technique, relative to the baseline: it ends"
         f" at {last.factor_baseline:.1f} times, nanoGPT at {claims.nanogpt_speedup:.1f}."
-        f" Memory falls from {first.reserved_gb:.1f} to {claims.steps.script_gb['01']:.1f} GB"
+        f" Memory falls from {first.reserved_gb:.1f} to {last.reserved_gb:.1f} GB"
     )
     light, dark = (f"{PICTURES.name}/{name}" for name in waterfall.README_PICTURES)
     return (

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from bench.analysis.claims import ALLOCATOR, Claims
 from bench.analysis.rows import Row, Rows, printed
-from bench.catalogue import technique_number
+from bench.catalogue import technique_number, without_effect_on_gpus
 from bench.report.notes import WIDE_MARK
 from bench.report.pictures import (
     DARK,
@@ -18,6 +18,7 @@ from bench.report.pictures import (
     rows_of_panels,
 )
 from bench.report.tables import marked
+from gpt_speed.common import listed
 from gpt_speed.tables import fmt
 from patches import stack
 
@@ -32,6 +33,7 @@ class Rung:
     label: str  # stands at the bar's end: a gain, a speed, or an error
     colour: str
     factor: float | None  # its gain, which the label is then
+    is_significant: bool  # whether that is more than noise
     ends: tuple[float, float] | None  # where its gain begins and ends; None without
     gb: float | None
 
@@ -46,6 +48,7 @@ def rungs_of(rows: list[Row], colours: list[str]) -> list[Rung]:
             bar_label(row),
             colour,
             row.factor,
+            row.speedup().is_significant,
             ends_of(row, totals),
             row.reserved_gb,
         )
@@ -90,10 +93,17 @@ def is_loss(factor: float | None) -> bool:
 
 
 def annotate(axes, place: int, end: float, rung: Rung, palette: Palette) -> None:
-    """Writes at the end of a bar what it says: a gain in bold and colour, all else plainly."""
-    style = dict(color=palette.gain, fontweight="bold") if rung.factor else {}
+    """Writes at the end of a bar what it says: a significant gain in bold and colour, all else
+    plainly; on the paper's colour, so that no line runs through it."""
+    style = dict(color=rung.colour, fontweight="bold") if rung.is_significant else {}
     axes.annotate(
-        rung.label, (end, place), (8, 0), va="center", textcoords="offset points", **style
+        rung.label,
+        (end, place),
+        (8, 0),
+        va="center",
+        textcoords="offset points",
+        bbox=dict(facecolor=axes.get_facecolor(), edgecolor="none", pad=1),
+        **style,
     )
 
 
@@ -166,10 +176,9 @@ def readme_picture(claims: Claims, palette: Palette):
     rows = printed(claims.ladder.values())
     rungs = [*readme_rungs(rows, palette), allocator_rung(claims, palette)]
     with load_pyplot().rc_context():
-        heading = f"{heading_of(rows)} ({technique_number(ALLOCATOR)}: on another day)"
+        heading = f"{heading_of(rows)}; bold: significant\n({absent_ones()})"
         figure, subfigure, axes = draw(rungs, "", heading, palette)
-        title = readme_title(claims, rungs[0].gb, rungs[-1].gb)
-        subfigure.suptitle(title, x=0.01, ha="left", fontsize=15, fontweight="bold")
+        subfigure.suptitle(readme_title(claims), x=0.01, ha="left", fontsize=15, fontweight="bold")
         axes.set_xlim(right=20)  # for the labels at the longest bars
         mark_nanogpt(axes, claims, palette)
     return figure
@@ -177,7 +186,8 @@ def readme_picture(claims: Claims, palette: Palette):
 
 def readme_rungs(rows: list[Row], palette: Palette) -> list[Rung]:
     """Returns the ladder's rungs, with every technique's name where several share one."""
-    rungs = rungs_of(rows, [palette.gain] * len(rows))
+    colours = [palette.gain if row.speedup().is_significant else palette.memory for row in rows]
+    rungs = rungs_of(rows, colours)
     return [
         replace(rung, name=names_of(row.techniques)) if len(row.techniques) > 1 else rung
         for rung, row in zip(rungs, rows, strict=True)
@@ -199,28 +209,36 @@ def allocator_rung(claims: Claims, palette: Palette) -> Rung:
         f"≤ {settings.speed:.2f}×",
         palette.gain,
         factor=None,
+        is_significant=False,
         ends=(end, end),
         gb=claims.steps.script_gb["01"],
     )
 
 
-def readme_title(claims: Claims, first_gb: float | None, last_gb: float | None) -> str:
+def absent_ones() -> str:
+    """Returns why techniques aren't rows of the H100's ladder."""
+    for_cpus = listed(map(str, sorted(without_effect_on_gpus())))
+    return f"{for_cpus} is for CPUs, {technique_number(ALLOCATOR)} was measured on another day"
+
+
+def readme_title(claims: Claims) -> str:
     """Returns what the H100's ladder gains, in two lines."""
     first, last = claims.baseline, claims.optimized
     return (
-        f"GPT-2 124M on one H100: {last.factor_baseline:.1f} times a plain PyTorch script\n"
+        f"GPT-2 124M on one H100: {last.factor_baseline:.1f} times a textbook's PyTorch script\n"
         f"{first.tok_per_sec:,.0f} → {last.tok_per_sec:,.0f} tok/sec,"
-        f" {first_gb:.1f} → {last_gb:.1f} GB"
+        f" {first.reserved_gb:.1f} → {last.reserved_gb:.1f} GB"
     )
 
 
 def mark_nanogpt(axes, claims: Claims, palette: Palette) -> None:
     """Draws a line where nanoGPT stands: at the ladder's end, by the ratio of another day."""
     speedup, ratio = claims.nanogpt_speedup, claims.steps.nanogpt
+    memory = claims.steps.step_gb["nanoGPT"]
     axes.axvline(speedup, color=palette.line, linewidth=1.5, linestyle=(0, (4, 2)))
     axes.annotate(
-        f"nanoGPT: {speedup:.1f}×\n({claims.optimized.factor_baseline:.1f} × {ratio:.2f},"
-        " the ratio\nof another day)",
+        f"nanoGPT: {speedup:.1f}×, in {memory:.0f} GB\n"
+        f"({claims.optimized.factor_baseline:.1f} × {ratio:.2f}, the ratio\nof another day)",
         (speedup, -0.3),
         (-8, 0),
         va="top",

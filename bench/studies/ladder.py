@@ -56,10 +56,10 @@ class Ladder(Study):
         finding = "One more technique at a time"
         least, _ = last.speedup_over(last.baseline).interval or (0, 0)
         if least > 1 and any(row.significance == "faster" for row in rows):
-            finding = f"{last.factor_baseline:.1f}× faster"
+            finding = f"{last.factor_baseline:.1f} times as fast"
             first = rows[0].run.number
             if first:
-                finding += f" than after technique {first}"
+                finding += f" as after technique {first}"
         return waterfall.machine_picture(f"{finding}: {place_of(rows.measured)}", rows)
 
 
