@@ -98,12 +98,13 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def load_script(path: Path) -> ModuleType:
-    """Returns a script as a module. Its name begins with a digit: `import` can't."""
-    spec = importlib.util.spec_from_file_location("script", path)
+def load_script(path: Path, name: str = "script") -> ModuleType:
+    """Returns a script as a module. Its file's name begins with a digit: `import` can't. Programs
+    that import nothing of bench, bench/measure/gradients.py and those of peers/, have their own."""
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules["script"] = module  # dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 

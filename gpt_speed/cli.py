@@ -40,8 +40,9 @@ def minutes(text: str) -> float:
 # ---- What all commands that start a script have
 
 
-def add_script(parser: argparse.ArgumentParser, python: str) -> None:
+def add_script(parser: argparse.ArgumentParser, python: str = "") -> None:
     """Adds the script, with its arguments, and who runs it: `python`, "" for that of its folder."""
+    parser.usage = "%(prog)s [options] SCRIPT|-m MODULE [ITS ARGUMENTS]"
     parser.add_argument(
         "-m",
         dest="module",
@@ -270,11 +271,6 @@ def run_audit(args: argparse.Namespace) -> int:
 # ---- Gradients
 
 
-def add_gradients(parser: argparse.ArgumentParser, python: str = "") -> None:
-    """Adds the options of a check of gradients."""
-    add_script(parser, python)
-
-
 def run_gradients(args: argparse.Namespace) -> int:
     """Prints whether a script's gradients are right; returns the exit code."""
     answer = gradients(command_of(args), python_of(args), args.minutes)
@@ -288,10 +284,6 @@ def run_gradients(args: argparse.Namespace) -> int:
 
 
 # ---- The cards
-
-
-def add_gpus(parser: argparse.ArgumentParser) -> None:
-    """Adds no option."""
 
 
 def run_gpus(args: argparse.Namespace) -> int:
@@ -310,20 +302,14 @@ def run_gpus(args: argparse.Namespace) -> int:
 
 class Command(NamedTuple):
     summary: str  # in --help
-    add_options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]  # returns the exit code
-    usage: str = ""  # after its name
+    add_options: Callable[[argparse.ArgumentParser], None] | None = None
 
 
-OF_A_SCRIPT = "[options] SCRIPT|-m MODULE [ITS ARGUMENTS]"
 COMMANDS = {
-    "audit": Command(
-        "list which speedups a training script lacks", add_audit, run_audit, OF_A_SCRIPT
-    ),
-    "gradients": Command(
-        "check that a script's gradients are right", add_gradients, run_gradients, OF_A_SCRIPT
-    ),
-    "gpus": Command("list the GPUs that --gpu knows", add_gpus, run_gpus),
+    "audit": Command("list which speedups a training script lacks", run_audit, add_audit),
+    "gradients": Command("check that a script's gradients are right", run_gradients, add_script),
+    "gpus": Command("list the GPUs that --gpu knows", run_gpus),
 }
 
 
@@ -336,9 +322,8 @@ def parse(words: list[str]) -> argparse.Namespace:
         own = parsers.add_parser(
             name, help=command.summary, description=command.summary, allow_abbrev=False
         )
-        if command.usage:
-            own.usage = f"gpt-speed {name} {command.usage}"
-        command.add_options(own)
+        if command.add_options:
+            command.add_options(own)
         own.set_defaults(run=command.run)
     return parser.parse_args(words)
 

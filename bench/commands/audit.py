@@ -27,7 +27,6 @@ class Audit(Command):
     group = "start here"
 
     def options(self, parser):
-        parser.usage = "measure.py audit [options] SCRIPT|-m MODULE [ITS ARGUMENTS]"
         cli.add_audit(parser, python=sys.executable)
 
     def answer(self, setup):

@@ -61,11 +61,6 @@ def count(text: str) -> float:
 tokens = number_from(1, count, below=1e18)
 
 
-def words(text: str) -> list[str]:
-    """Returns what stands between commas."""
-    return [word for word in text.split(",") if word.strip()]
-
-
 def prices(text: str) -> list[float]:
     """Returns the numbers in "2.7,1.7". Raises ValueError, ArgumentTypeError."""
     return [above_0(price) for price in text.split(",")]

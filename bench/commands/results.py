@@ -158,19 +158,18 @@ class Pack(Command):
             help="the machine, such as rtx-4090: small letters, digits and hyphens",
         )
 
-    def run(self, setup):
-        """Copies the results, and prints what is next. Raises UserError, OSError."""
+    def answer(self, setup):
+        """Copies the results, and says what is next. Raises UserError, OSError."""
         results, target = setup.results, target_of(setup.args.name)
         with locked(results):
             write_complete_page(results)
             copy_results(results, target)
-        print(
+        return (
             f"{len([*target.iterdir()])} files in {relative(target)}\n"
             f"{more_rounds(results)}"
             "Now write its README.md (docs/results.md says what it has to state), and run"
             " python measure.py readme"
         )
-        return 0
 
 
 def target_of(name: str) -> Path:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from gpt_speed.gradients.tolerance import (
+    TIMES_CHANGED,
     TOLERANCES,
     Deviation,
     deviations_from_numeric,
@@ -10,7 +11,6 @@ from gpt_speed.gradients.tolerance import (
     wrong_ones,
 )
 
-TIMES = 8  # how many times what rounding alone does to a gradient it may be off
 # By so much rounding alone changes a tensor's gradient that nothing can be told, as where it is
 # nothing but rounding: a softmax doesn't change with the bias of attention's keys.
 HIDDEN = {"float64": 0.01, "float32": 0.01, "float16": 0.1, "bfloat16": 0.2}
@@ -38,7 +38,7 @@ def by_other_run(name: str, roundings: dict, type: str, facts: dict) -> Check:
     for tensor, distances in facts["tensors"].items():
         rounding = rounding_of.get(tensor, 0)
         if rounding <= HIDDEN[type]:
-            bound = TOLERANCES[type].floor + TIMES * rounding
+            bound = TOLERANCES[type].floor + TIMES_CHANGED * rounding
             deviations[tensor] = Deviation(error_of(distances), bound)
     return check_of(
         name,
