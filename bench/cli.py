@@ -10,7 +10,7 @@ from bench.catalogue import Scripts
 from bench.commands import Command
 from bench.common import ROOT
 from bench.measure import machine
-from bench.measure.journal import measuring
+from bench.measure.lock import measuring
 from bench.measure.plan import Setup
 from bench.studies import Study, all_studies
 from bench.subcommands import GROUPS, Subcommand, all_in, positive

@@ -20,7 +20,7 @@ from conftest import ROOT, environment, run_python, small, write_tokens
 from made_up import copy_of_checkout
 
 from bench.commands.audit import Audit
-from bench.measure.journal import locked
+from bench.measure.lock import locked
 from bench.predict.store import run_traces
 from bench.report.page import write_html
 from gpt_speed import cli

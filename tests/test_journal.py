@@ -21,7 +21,8 @@ from made_up import (
 )
 
 from bench.analysis.training import Training
-from bench.measure.journal import append, locked, measuring, newest, read_journal
+from bench.measure.journal import append, newest, read_journal
+from bench.measure.lock import locked, measuring
 from bench.measure.plan import Growth
 from bench.measure.records import (
     COMPLETE,
@@ -321,7 +322,7 @@ def test_newest(tmp_path):
 HOLD = """
 import pathlib, sys
 from bench import common
-from bench.measure.journal import {0}
+from bench.measure.lock import {0}
 from gpt_speed import children
 common.BUILD = pathlib.Path("build").absolute()
 children.HOME = common.BUILD.parent
@@ -385,7 +386,7 @@ def test_the_folder_of_the_lock_may_have_the_results(tmp_path, monkeypatch):
 
 def test_what_a_killed_measurement_has_left_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr("bench.common.BUILD", tmp_path / "build")
-    monkeypatch.setattr("bench.measure.journal.PATIENCE", 0.5)
+    monkeypatch.setattr("bench.measure.lock.PATIENCE", 0.5)
     monkeypatch.setattr(children, "HOME", tmp_path)
     sleep = subprocess.Popen(
         ["sleep", "300"], env=os.environ | dict(GPT_SPEED_MARKS=f"{children.clone_mark()} x")

@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.analysis.gains import ladder_sessions
 from bench.commands import Command
 from bench.common import ROOT, relative, write_whole
-from bench.measure.journal import alone, clone_locked
+from bench.measure.lock import alone, clone_locked
 from bench.report.page import write_html
 from gpt_speed import cli
 from gpt_speed.audit import render

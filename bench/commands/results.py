@@ -12,7 +12,8 @@ from bench.analysis.stats import POOLED_LEVEL, Estimate, significant
 from bench.catalogue import Run, technique_names
 from bench.commands import Command
 from bench.common import DAMAGE, REFERENCE, relative
-from bench.measure.journal import Measurement, locked
+from bench.measure.journal import Measurement
+from bench.measure.lock import locked
 from bench.measure.machine import foreign_measurement, read_look
 from bench.report.notes import machine_note, provenance
 from bench.report.page import write_page

@@ -21,9 +21,7 @@ as if that run had not been.
 import json
 import os
 import sys
-import time
-from collections.abc import Container, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,10 +30,9 @@ from bench.catalogue import Run
 from bench.common import relative
 from bench.measure import records
 from bench.measure.plan import Job, Plan, Setup
-from bench.measure.records import NUMBER, Outcome, Record, RecordError, Result, Status
+from bench.measure.records import NUMBER, Outcome, RecordError, Result, Status
 from bench.measure.skips import skipped
-from gpt_speed import children
-from gpt_speed.common import UserError, listed
+from gpt_speed.common import UserError
 
 # The fields of a measurement's `study` line beside its plan, and their types.
 HEADER = dict(
@@ -55,7 +52,6 @@ FIELDS = records.FIELDS | {
     "run": dict(id=str, name=str, round=int, seed=int, source_sha256=str),
     "ran": dict(seconds=NUMBER, outcome=str, error=str | None, matmul_rate=NUMBER | None),
 }
-PATIENCE = 30  # seconds: torchrun gives its ranks as many
 
 
 @dataclass
@@ -323,18 +319,6 @@ def what_it_tells(measurement: Measurement) -> int:
     return 0
 
 
-def loose_records(folder: Path) -> list[Record]:
-    """Reads the records of 00, 01 and 02 that were started by hand, each a file in the folder.
-    Names damaged ones."""
-    loose = []
-    for path in sorted(folder.glob("0?_*.jsonl")):
-        try:
-            loose.append(records.read_record(path))
-        except (OSError, RecordError) as error:
-            print(f"skipped: {relative(path)}, {error}", file=sys.stderr)
-    return loose
-
-
 def append(path: Path, *events: dict) -> None:
     """Adds events at the end of a journal."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -345,60 +329,3 @@ def append(path: Path, *events: dict) -> None:
         file.write("".join(json.dumps(event) + "\n" for event in events).encode())
         file.flush()
         os.fsync(file.fileno())
-
-
-@contextmanager
-def locked(folder: Path, refusal: str = "") -> Iterator[None]:
-    """Raises UserError where another process has locked this folder, OSError where none can. The
-    lock ends with the process, however that ends."""
-    from filelock import FileLock, Timeout  # which PyTorch brings along
-
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / ".lock", blocking=False):
-            yield
-    except Timeout:
-        raise UserError(refusal or f"another measurement is running in {relative(folder)}")
-
-
-def left_over() -> list[int]:
-    """Returns what an earlier start has left and still runs after PATIENCE seconds, in which what
-    was killed a moment ago comes to its end."""
-    end = time.monotonic() + PATIENCE
-    left = children.still_running()
-    while left and time.monotonic() < end:
-        time.sleep(0.2)
-        left = children.still_running()
-    return left
-
-
-@contextmanager
-def measuring(results: Path) -> Iterator[None]:
-    """Locks a folder of results, and is `alone`. Raises as that, also where another process
-    measures into the folder."""
-    lock: AbstractContextManager[None] = locked(results)
-    if results.resolve() == common.BUILD.resolve():
-        lock = nullcontext()  # `alone` locks that one
-    with lock, alone():
-        yield
-
-
-def clone_locked() -> AbstractContextManager[None]:
-    """Locks all of this clone's measurements: two at once would distort each other, and share the
-    compiler's cache, which cold rounds empty. Raises as `locked`."""
-    refusal = "another measurement of this clone is running: two at once would distort each other"
-    return locked(common.BUILD, refusal)
-
-
-@contextmanager
-def alone() -> Iterator[None]:
-    """Locks this clone, as `clone_locked`. Raises as that, and UserError where another measurement
-    is killed but still has processes."""
-    with clone_locked():
-        left = left_over()
-        if left:
-            raise UserError(
-                "what another start of this clone's tools has started still runs, and would"
-                f" distort this one: process {listed(map(str, left))}"
-            )
-        yield

@@ -17,9 +17,9 @@ from bench.catalogue import (
     published_source,
 )
 from bench.common import ROOT
-from bench.measure.journal import journal_of, loose_records, read_journal
+from bench.measure.journal import journal_of, read_journal
 from bench.measure.plan import Plan, Setup
-from bench.measure.records import Record
+from bench.measure.records import Record, loose_records
 from bench.predict.batches import batches_that_fit
 from bench.report.notes import float32_reason, full_notes
 from bench.report.pictures import COLOURS, Bar, draw_bars, rows_of_panels, shorten
