@@ -7,7 +7,7 @@ One JSON object per line, each with its `event`:
            lengths (the options by which each run ends), and plan: every run, and how long and how
            often it runs
     run    id, name, round, seed, command, source_sha256, compiled (whether what an earlier round
-           has compiled was there)
+           has compiled was there), length (the options by which it ends)
     ...    the lines of the run's own record: see bench.measure.records
     ran    seconds of wall time, outcome (a Status of bench.measure.records), error (its text, or
            null) and matmul_rate (in the type that the machine trains in, right after the run)
@@ -114,7 +114,7 @@ class Measurement:
         return {
             result.name
             for result in self.results
-            if result.command and not has_words(result.command, self.lengths.get(result.name, ""))
+            if result.length and result.length != self.lengths.get(result.name, result.length)
         }
 
     def names_with_results(self) -> set[str]:
@@ -204,11 +204,6 @@ def how_it_runs(run: Run) -> tuple:
     return run.options, run.variables, run.processes, run.torchrun, run.facts
 
 
-def has_words(command: str, words: str) -> bool:
-    """Returns whether a command has these words, one right after the other; "" every one has."""
-    return not words or f" {words} " in f" {command} "
-
-
 def data_of(folder: Path) -> str | None:
     """Returns the SHA-256 of the tokens' meta.json; None where there are none."""
     meta = folder / "meta.json"
@@ -291,7 +286,7 @@ def make_result(run: dict, events: list[dict], ran: dict) -> Result:
         outcome=outcome,
         record=records.make_record(run["name"], events) if outcome.complete else None,
         matmul_rate=ran["matmul_rate"],
-        command=run.get("command", ""),
+        length=run.get("length"),
         compiled=run.get("compiled"),
     )
 

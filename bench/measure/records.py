@@ -188,7 +188,7 @@ class Result:
     outcome: Outcome
     record: Record | None  # only of a complete run
     matmul_rate: float | None = None  # of the machine, right after it
-    command: str = ""  # "" where it isn't known
+    length: str | None = None  # the options by which it ended; older journals lack it
     compiled: bool | None = None  # whether an earlier round's compilation was there, if known
 
     @property
