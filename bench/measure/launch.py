@@ -53,7 +53,7 @@ def command_of(
         run.python or sys.executable,
         *launcher_of(run),
         *study.driver(setup, run),
-        setup.script(run),
+        setup.write_script(run),
         *chain.from_iterable(own.items()),
         *length.options,
         *setup.options,

@@ -160,9 +160,9 @@ class Setup:
     def device(self) -> str:
         return self.machine["device"]
 
-    def script(self, run: Run) -> Path:
-        """Returns the file of a run's script, written into a folder of build/ that its content
-        names, unless it is in place. Raises StackError, OSError, UserError."""
+    def write_script(self, run: Run) -> Path:
+        """Writes a run's script into a folder of build/ that its content names, unless it is a file
+        already; returns its file. Raises StackError, OSError, UserError."""
         if isinstance(run.script, Path):
             return run.script
         text = self.scripts.text(run.script)

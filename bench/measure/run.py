@@ -213,16 +213,13 @@ class Runner:
             print(f"{self.describe(job, result)}; about {in_words(left)} left", flush=True)
         return True
 
-    def prepare(self, plan: Plan, rounds: int | None, peak: dict | None = None) -> None:
-        """Makes `plan` what is measured, and finds out what has to be known before its first run.
-        For a dry run `peak` is given, the machine's matmul throughput if it is known: then nothing
-        is prepared or measured. Raises UserError, StackError, OSError."""
+    def prepare(self, plan: Plan, rounds: int | None) -> None:
+        """Makes `plan` what is measured, and makes and measures what its first run needs: tokens,
+        and the machine's matmul throughput. Raises UserError, StackError, OSError."""
         self.set_plan(plan, rounds)
-        if peak is None:
-            self.note_commit()
-            self.prepare_tokens()
-            peak = self.measure_peak()
-        self.set_lengths(peak)
+        self.note_commit()
+        self.prepare_tokens()
+        self.set_lengths(self.measure_peak())
 
     def set_plan(self, plan: Plan, rounds: int | None) -> None:
         """Makes `plan` what is measured; results of runs that have changed since are dropped.
@@ -340,7 +337,8 @@ def dry_run(study: Measurable, setup: Setup, rounds: int | None, resume: Resume)
     first = next(study.plans(setup))
     peak = peak_of_before(setup)
     runner = Runner(study, first, setup, resume)
-    runner.prepare(first, rounds, peak)
+    runner.set_plan(first, rounds)
+    runner.set_lengths(peak)
     runner.print_commands()
     jobs = runner.measurement.jobs_left()
     later, seconds = sizing.estimate_later(study, setup, first, rounds, peak)

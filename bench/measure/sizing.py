@@ -74,7 +74,7 @@ def configurations(runs: list[Run], setup: Setup) -> dict[str, dict]:
     refuses them."""
     refuse_own_options(setup.options)
     options = ["--device", setup.device, *setup.options]
-    requests = {run.name: (str(setup.script(run)), (*options, *run.options)) for run in runs}
+    requests = {run.name: (str(setup.write_script(run)), (*options, *run.options)) for run in runs}
     new = [request for request in requests.values() if request not in setup.configurations]
     if new:
         setup.configurations |= zip(new, ask_scripts(new), strict=True)
