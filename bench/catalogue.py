@@ -99,6 +99,12 @@ def technique_names() -> dict[str, str]:
     return {patch.name: patch.fields["Technique"] for patch in stack.load()}
 
 
+def technique_number(patch: str) -> int:
+    """Returns the number of a technique by the name of its patch. Raises KeyError, StackError."""
+    numbers = {name: number for number, name in enumerate(technique_names(), 1)}
+    return numbers[patch]
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How a script is composed of others in the catalogue. Its name says so in journals and stored
@@ -264,7 +270,8 @@ class Scripts:
             return self.float16(run)
         return run
 
-    def float16(self, run: Run) -> Run:
+    @staticmethod
+    def float16(run: Run) -> Run:
         """Returns 01 or 02, composed with FLOAT16."""
         return run.replace(
             name=f"{run.name}-{FLOAT16}",

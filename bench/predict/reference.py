@@ -42,7 +42,7 @@ def wanted() -> list[tuple[str | Path, list[str]]]:
     """Returns the scripts, each with its options, whose predictions the tables need, and the
     variants of 01 that may be in them. Raises UserError, StackError."""
     *ladder, ddp = scripts().ladder(GPUS)
-    float16 = [scripts().float16(scripts().stage(stage)) for stage in ("01", "02")]
+    float16 = [Scripts.float16(scripts().stage(stage)) for stage in ("01", "02")]
     ends = ladder[0], ladder[-1], ddp, *float16
     pairs = [(run.script, ["--model", model]) for model in ("gpt2", "cpu-demo") for run in ladder]
     for model in ("gpt2", *LARGER):
@@ -56,6 +56,7 @@ def wanted() -> list[tuple[str | Path, list[str]]]:
     return [*pairs, (PUBLISHED[OF_01], [*GPT2, "--dtype", "float32"])]
 
 
+@cache
 def variants() -> list[Run]:
     """Returns the variants of 01, and before each without dropout what it is compared to, on any
     card."""
@@ -93,13 +94,13 @@ def gain_over(reference: Prediction, prediction: Prediction) -> Gain:
     return Gain("H100", speed, memory, source="predicted")
 
 
-def in_place(scripts: Scripts, run: Run, card: Card) -> Run:
+def in_place(run: Run, card: Card) -> Run:
     """Returns what a card without bfloat16 units trains in place of 01 or 02; one before 7.0 has no
     tensor cores either, and none of the compiler's kernels."""
     if run.stage in (None, "00") or card.capability >= 8:
         return run
     if card.capability >= 7:
-        return scripts.float16(run)
+        return Scripts.float16(run)
     return run.replace(
         name=f"{run.name}-float32",
         label=f"{run.label} in float32, not compiled",

@@ -32,7 +32,7 @@ from bench.predict.compiled import PYTORCH, compile_only_models
 from bench.predict.meta_patches import aten, is_meta, storage_id
 from bench.processes import error_line
 from gpt_speed.counting import Kernel, bytes_of, kernel_of
-from gpt_speed.memory import WORKSPACE, flash_buffers
+from gpt_speed.memory import WORKSPACE, Event, Timeline, flash_buffers
 from gpt_speed.speed import Work
 
 STEPS = 3
@@ -59,15 +59,14 @@ def fused_adamw_work(weights, gradients, averages, squares) -> Work:
 
 
 class Recorder(TorchDispatchMode):
-    """Records `events`: a storage's size in bytes when it is made, -k when the k-th one dies; and
-    `work`: what is done in each of PARTS, by kind, precision and alignment."""
+    """Records on a `timeline` which storages are made and die; and `work`: what is done in each of
+    PARTS, by kind, precision and alignment."""
 
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.events: list[int] = []
-        self.storages = 0  # that were made so far
-        self.living: dict[int, weakref.ref] = {}  # of these, by storage_id()
+        self.timeline = Timeline()
+        self.living: dict[int, weakref.ref] = {}  # the storages on it, by storage_id()
         self.work: list[dict[tuple, Work]] = [{}]
         self.updates = 0  # optimizers that are updating weights; one may use another
 
@@ -79,9 +78,10 @@ class Recorder(TorchDispatchMode):
         buffers = []
         if func is aten._scaled_dot_product_flash_attention_backward.default:
             _, query, *_ = args
-            buffers = [self.add_storage(size) for size in flash_buffers(query.shape)]
+            buffers = [self.timeline.make(size) for size in flash_buffers(query.shape)]
         result = func(*args, **kwargs)
-        self.events += [-number for number in buffers]
+        for number in buffers:
+            self.timeline.release(number)
         for tensor in filter(is_meta, tree_iter(result)):
             self.add_tensor(tensor)
         kernel = kernel_of(func, args, kwargs, result, is_meta)
@@ -105,22 +105,16 @@ class Recorder(TorchDispatchMode):
 
     # ---- Memory
 
-    def add_storage(self, size: int) -> int:
-        """Records a new storage; returns its number."""
-        self.events.append(size)
-        self.storages += 1
-        return self.storages
-
     def add_tensor(self, tensor: torch.Tensor) -> None:
         """Records a tensor's storage, if it is new, and later its end."""
         storage, key = tensor.untyped_storage(), storage_id(tensor)
         if key in self.living or not storage.nbytes():
             return
-        number = self.add_storage(storage.nbytes())
+        number = self.timeline.make(storage.nbytes())
 
         def died(_):
             del self.living[key]
-            self.events.append(-number)
+            self.timeline.release(number)
 
         self.living[key] = weakref.ref(storage, died)
 
@@ -174,9 +168,8 @@ class Recorder(TorchDispatchMode):
 
     def add_work(self, work: Work) -> None:
         """Adds to the work of the same kind, precision and alignment in this part."""
-        group = work.kind, work.precision, work.is_aligned
-        total = self.work[-1].get(group, Work(*group))
-        self.work[-1][group] = total._replace(
+        total = self.work[-1].get(work.group, Work(*work.group))
+        self.work[-1][work.group] = total._replace(
             kernels=total.kernels + work.kernels,
             flops=total.flops + work.flops,
             size=total.size + work.size,
@@ -215,25 +208,25 @@ class Recorder(TorchDispatchMode):
 
 
 class TracedRun:
-    """Replaces a script's Run: nothing is reported, but `events` are kept as they are at the end of
-    the epoch, before its sample, which takes less memory than an evaluation."""
+    """Replaces a script's Run: nothing is reported, but the `events` of memory are kept as they are
+    at the end of the epoch, before its sample, which takes less memory than an evaluation."""
 
     def __init__(self, recorder: Recorder):
         self.recorder = recorder
-        self.events: list[int] = []
+        self.events: list[Event] = []
 
     def start(self, model, *_) -> None:
         """Records what no operator makes: the model, which was moved to the device, and cuBLAS's
         workspace."""
         for tensor in (*model.parameters(), *model.buffers()):
             self.recorder.add_tensor(tensor)
-        self.recorder.add_storage(WORKSPACE)
+        self.recorder.timeline.make(WORKSPACE)
 
     def log(self, *_) -> None:
         """Reports nothing."""
 
     def epoch(self, *_) -> None:
-        self.events = [*self.recorder.events]
+        self.events = [*self.recorder.timeline.events]
 
 
 def configure(module, options: list[str], batch: int):
@@ -274,10 +267,10 @@ def can_compile(*_) -> bool:
 
 
 def trace(module, options: list[str], batch: int) -> dict:
-    """Traces training at a batch size, by a script's own train(). Returns the `events` and the work
-    of a `step` as Recorder has them, and the `tokens` of a step on one GPU. All layers are traced:
-    the compiler takes one of four orders of a whole graph's kernels, by the memory that each would
-    take. Raises ValueError for a step that is too large, NotImplementedError."""
+    """Traces training at a batch size, by a script's own train(). Returns the `events` of memory
+    and the work of a `step` as Recorder has them, and the `tokens` of a step on one GPU. All layers
+    are traced: the compiler takes one of four orders of a whole graph's kernels, by the memory that
+    each would take. Raises ValueError for a step that is too large, NotImplementedError."""
     config = configure(module, options, batch)
     module.can_compile = can_compile
     with torch.device("meta"):
