@@ -25,6 +25,7 @@ from bench.predict.store import run_traces
 from bench.report.page import write_html
 from gpt_speed import cli
 from gpt_speed.audit import marks, render
+from gpt_speed.audit.audit import Reports, machine_of, result_of, with_twice_the_batch
 from gpt_speed.audit.checks import CANT_TELL, HAS, LACKS, NO_HARDWARE, NOT_HERE, check
 from gpt_speed.audit.other_gpus import work_of
 from gpt_speed.audit.run import audit, watch_order
@@ -32,7 +33,6 @@ from gpt_speed.audit.step import Step
 from gpt_speed.audit.translate import ABOUT, AT_LEAST, AT_MOST, translated
 from gpt_speed.audit.watch import Recording, Watch, WatchedOp
 from gpt_speed.cards import CARDS
-from gpt_speed.cli import machine_of, page_name, page_of, result_of
 from gpt_speed.common import UserError
 from gpt_speed.gains import OUR_SHARES, Session, expected, gains_on, reference_sessions
 from gpt_speed.memory import MIB, WORKSPACE, simulate
@@ -43,7 +43,7 @@ TOYS = ROOT / "tests" / "audit_toys.py"
 CHILD = ROOT / "gpt_speed" / "audit" / "child.py"
 AUDIT = ROOT / "measure.py", "audit", "--results-dir"
 TORCHRUN = "-m", "torch.distributed.run", "--nproc_per_node=2"
-# As bench.commands.audit.machine_of returns it.
+# As gpt_speed.audit.audit.machine_of returns it.
 MACHINE = dict(
     name="AMD EPYC", torch="2", dtype="float32", memory_total=2**34, rates=dict(float32=1e11)
 )
@@ -200,8 +200,8 @@ def test_speeds_on_other_gpus(tmp_path):
     (fast,) = report["speeds"]
     times = seconds(work_of(Step(facts)), CARDS["RTX 4090"])
     assert (fast["low"] + fast["high"]) / 2 == pytest.approx(32 / sum(times.values()))
-    page = tmp_path / page_name(report["command"], "")
-    page.write_text(page_of(report), encoding="utf-8")
+    page = tmp_path / render.page_name(report["command"], "")
+    page.write_text(render.page(report), encoding="utf-8")
     html = write_html(page)
     assert "| RTX 4090 | " in page.read_text(encoding="utf-8")
     assert html.name == "audit-a.html" and ">RTX 4090</td>" in html.read_text(encoding="utf-8")
@@ -648,7 +648,7 @@ def report_of(facts: dict, folder=None, cards=(), sessions=None, **timed) -> dic
         | timed
     )
     sessions = sessions or reference_sessions()
-    return result_of(["a.py"], timed, facts, facts, sessions, cards)
+    return result_of(["a.py"], Reports(timed, facts, facts), sessions, cards)
 
 
 def test_tokens_and_operations(ladder, tmp_path):
@@ -907,7 +907,7 @@ def test_memory_on_other_gpus(tmp_path):
 )
 @pytest.mark.parametrize("option", ["batch", "--batch"])
 def test_twice_the_batch(command, expected, option):
-    assert cli.with_twice_the_batch(command, option, has_cards=True) == (expected, 16)
+    assert with_twice_the_batch(command, option, has_cards=True) == (expected, 16)
 
 
 @pytest.mark.parametrize(
@@ -923,7 +923,7 @@ def test_twice_the_batch(command, expected, option):
 def test_no_batch_to_double(command, has_cards, ranks, says, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", ranks)
     with pytest.raises(UserError, match=says) as error:
-        cli.with_twice_the_batch(command, "batch", has_cards)
+        with_twice_the_batch(command, "batch", has_cards)
     assert error.value.code == 2
 
 
@@ -959,7 +959,7 @@ def test_a_script_that_waits_has_no_core(forked_children):
 
 def test_a_machine_that_hides_its_memory(monkeypatch):
     machine = dict(name="Xeon", memory_total=None)
-    monkeypatch.setattr("gpt_speed.cli.ask_machine", lambda *_, **__: machine)
+    monkeypatch.setattr("gpt_speed.audit.audit.ask_machine", lambda *_, **__: machine)
     assert machine_of("python", dict(device="cpu", memory_total=None)) == machine
 
 

@@ -39,8 +39,8 @@ class Audit(Command):
             result = cli.audited(args, command, sessions)
         if result is None:
             return ""
-        page = page_in(setup.results, cli.page_name(result["command"], args.name))
-        write_whole(page, cli.page_of(result))
+        page = page_in(setup.results, render.page_name(result["command"], args.name))
+        write_whole(page, render.page(result))
         pages = [page]
         html = write_html(page)
         if html:

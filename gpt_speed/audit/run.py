@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -119,23 +118,16 @@ def report_of(
     command: list[str], order: dict, environment: dict[str, str], minutes: float, python: str
 ) -> tuple[dict, str]:
     """Returns what a child reports, and its stderr. Raises UserError."""
-    children.rewind_stdin()
+    goal = "watched" if order["mode"] == "watch" else "timed"
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
-        child = [python, CHILD, json.dumps(order | dict(report=str(report))), *command]
-        try:
-            code, out, err = children.run_child(
-                child, timeout=60 * minutes, environment=environment
-            )
-            problem = f"{children.ending(code)}, before the audit was done"
-        except subprocess.TimeoutExpired as stuck:
-            out, err = map(children.decoded, (stuck.stdout, stuck.stderr))
-            goal = "watched" if order["mode"] == "watch" else "timed"
-            problem = (
-                f"is stuck, or too slow to be {goal} in {minutes:g} minutes: give it a smaller"
-                " batch or fewer micro-batches, or the audit more --minutes"
-            )
-        if not report.exists():  # which it may have written before it was stuck
-            print(err or out, file=sys.stderr, end="")
-            raise UserError(f"{script_name(command)} {problem}")
-        return json.loads(report.read_text(encoding="utf-8")), err
+        return children.report_of_child(
+            [python, CHILD, json.dumps(order | dict(report=str(report))), *command],
+            report,
+            60 * minutes,
+            environment,
+            script=script_name(command),
+            if_ended="before the audit was done",
+            if_stuck=f"is stuck, or too slow to be {goal} in {minutes:g} minutes: give it a smaller"
+            " batch or fewer micro-batches, or the audit more --minutes",
+        )

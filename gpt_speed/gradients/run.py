@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -66,21 +65,15 @@ class Script:
         began = time.monotonic()
         report = self.folder / f"{what}.json"
         words = json.dumps(asdict(replace(order, report=str(report))))
-        children.rewind_stdin()
-        try:
-            code, out, err = children.run_child(
-                [self.python, CHILD, words, *self.command],
-                timeout=60 * self.minutes,
-                environment=order.environment,
-            )
-            problem = f"{children.ending(code)}, before its first update"
-        except subprocess.TimeoutExpired as stuck:
-            out, err = map(children.decoded, (stuck.stdout, stuck.stderr))
-            problem = f"made no update in {self.minutes:g} minutes: see --minutes"
-        if not report.exists():
-            print(err or out, file=sys.stderr, end="")
-            raise UserError(f"{script_name(self.command)} {problem}")
-        facts = json.loads(report.read_text(encoding="utf-8"))
+        facts, err = children.report_of_child(
+            [self.python, CHILD, words, *self.command],
+            report,
+            60 * self.minutes,
+            order.environment,
+            script=script_name(self.command),
+            if_ended="before its first update",
+            if_stuck=f"made no update in {self.minutes:g} minutes: see --minutes",
+        )
         self.check(facts, what, err)
         print(f"{what}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         return facts
