@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.common import REFERENCE, has_option, option_value, trained_in
+from bench.common import REFERENCE, has_option, parse_options, trained_in
 from gpt_speed.common import UserError, counted
 from patches import stack
 
@@ -145,14 +145,10 @@ class Choice(NamedTuple):
         return " ".join([self.script, *self.options])
 
     @property
-    def spelling(self) -> tuple[frozenset[str], frozenset[str]]:
+    def spelling(self) -> tuple[frozenset[str], frozenset[tuple[str, str]]]:
         """What two spellings of one choice have in common: the set of its variants and that of its
-        options, with or without "="."""
-        options = re.split(r" (?=--)", " ".join(self.options))
-        return (
-            frozenset(Recipe.of(self.script).parts),
-            frozenset(re.sub(r"^(--[\w-]+)=", r"\1 ", option) for option in options),
-        )
+        options."""
+        return frozenset(Recipe.of(self.script).parts), frozenset(parse_options(self.options))
 
 
 class Scripts:
@@ -168,10 +164,7 @@ class Scripts:
         Recipe's. Raises StackError where patches don't fit together, OSError."""
         if isinstance(script, Path):
             return script.read_bytes()
-        return self.composed(Recipe.of(script))
-
-    def composed(self, recipe: Recipe) -> bytes:
-        """Returns the text that a recipe describes. Raises StackError."""
+        recipe = Recipe.of(script)
         text = self.joined(recipe.parts)
         if recipe.back_to:
             # What the variant changes in 01, changed in the earlier script.
@@ -179,9 +172,10 @@ class Scripts:
             text = stack.merge(self.listed("01"), text, self.listed(recipe.back_to), variant)
         if recipe.left_out:
             # What the technique's patch has changed, changed back.
-            before = self.listed_before(recipe.left_out)
-            after = self.listed(recipe.left_out)
-            text = stack.merge(after, text, before, recipe.name, stack.by_joining)
+            names = list(self.patched)
+            before = self.patched[names[names.index(recipe.left_out) - 1]]
+            after = self.patched[recipe.left_out]
+            text = stack.merge(after, text, before, script, stack.by_joining)
         return text
 
     def joined(self, parts: Sequence[str]) -> bytes:
@@ -198,11 +192,6 @@ class Scripts:
         """Returns the text of one of the three scripts, or after one patch. Raises StackError."""
         series = stack.Series(list(self.patched))
         return self.patched[series.find(STAGES.get(name, name))]
-
-    def listed_before(self, technique: str) -> bytes:
-        """Returns the text before a technique's patch."""
-        names = list(self.patched)
-        return self.patched[names[names.index(technique) - 1]]
 
     def canonical(self, script: str | Path) -> str:
         """Returns the name by which predictions are stored: 00, 01 and 02 have several.
@@ -444,7 +433,8 @@ def variant_run(choice: Choice, reference: Run, machine: dict) -> Run:
 def at_dropout_of(options: list[str], base: Run) -> Run:
     """Returns `base`, without dropout if the options of a variant switch it off: that alone would
     make the variant faster."""
-    if not re.fullmatch(r"0(\.0*)?", option_value("--dropout", options) or ""):
+    dropout = dict(parse_options(options)).get("--dropout", "")
+    if not re.fullmatch(r"0(\.0*)?", dropout):
         return base
     return base.replace(
         name=f"{base.name}-dropout-0",

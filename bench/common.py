@@ -44,15 +44,22 @@ def relative(part: Any) -> str:
         return str(part)
 
 
-def has_option(name: str, options: Iterable[str]) -> bool:
-    return any(option.split("=")[0] == name for option in options)
+def parse_options(words: Iterable[str]) -> list[tuple[str, str]]:
+    """Returns each option with its value, written `--name value` or `--name=value`; "" for one
+    without."""
+    options: list[tuple[str, str]] = []
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word.partition("=")
+            options.append((name, value))
+        elif options:
+            name, value = options[-1]
+            options[-1] = name, f"{value} {word}".strip()
+    return options
 
 
-def option_value(name: str, options: Iterable[str]) -> str | None:
-    """Returns the value of an option, the last one if it is repeated, written `--name value` or
-    `--name=value`; None without it."""
-    values = re.findall(rf"(?<!\S){re.escape(name)}[ =](\S+)", " ".join(options))
-    return values[-1] if values else None
+def has_option(name: str, words: Iterable[str]) -> bool:
+    return any(option == name for option, _ in parse_options(words))
 
 
 def short_name(machine: dict) -> str:

@@ -273,7 +273,8 @@ def if_a_rank_named_its_error(ended: Ended, events: list[dict]) -> Outcome | Non
 
 def if_the_record_has_its_error(ended: Ended, events: list[dict]) -> Outcome | None:
     recorded = recorded_outcome(events)
-    if has_end(events) and not recorded.complete:
+    has_end = any(event["event"] == "end" for event in events)
+    if has_end and not recorded.complete:
         return recorded
     return None
 
@@ -300,10 +301,6 @@ def recorded_outcome(events: list[dict]) -> Outcome:
         return make_record("", events).outcome
     except RecordError as reason:
         return Outcome(Status.FAILED, str(reason))
-
-
-def has_end(events: list[dict]) -> bool:
-    return any(event["event"] == "end" for event in events)
 
 
 def by_error_line(line: str) -> Outcome:

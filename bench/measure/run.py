@@ -88,12 +88,15 @@ def earlier_measurement(
     measured in another way."""
     if resume is Resume.NEVER:
         return None
-    measured = measurements_since(before, path)
-    earlier = newest_of_kind(plan.kind, measured)
-    if not earlier:
+    measured = read_journal(path)
+    if before:
+        measured = [other for other in measured if other.time >= before[0].time]
+    same_kind = [other for other in measured if other.kind == plan.kind]
+    if not same_kind:
         if resume is Resume.REQUIRED:
             check_may_begin(before, measured, path)
         return None
+    earlier = same_kind[-1]
     difference = earlier.differs_from(setup) or other_settings(earlier.plan, plan)
     if difference:
         raise cannot_resume(path, difference, resume)
@@ -114,21 +117,6 @@ def check_may_begin(before: Sequence[Measurement], measured: list[Measurement], 
 def cannot_resume(path: Path, difference: str, resume: Resume) -> UserError:
     reason = f"it was measured {difference}; {INSTEAD[resume]}"
     return UserError(f"can't resume {relative(path)}: {reason}", 2)
-
-
-def measurements_since(before: Sequence[Measurement], path: Path) -> list[Measurement]:
-    """Returns what a journal holds that is as new as the first of those `before`; all without."""
-    measurements = read_journal(path)
-    if not before:
-        return measurements
-    return [measurement for measurement in measurements if measurement.time >= before[0].time]
-
-
-def newest_of_kind(kind: str, measurements: list[Measurement]) -> Measurement | None:
-    same_kind = [measurement for measurement in measurements if measurement.kind == kind]
-    if not same_kind:
-        return None
-    return same_kind[-1]
 
 
 def other_settings(earlier: Plan, plan: Plan) -> str | None:

@@ -87,7 +87,7 @@ def run(command: list[str], order: dict, minutes: float, python: str) -> dict:
     watching = order["mode"] == "watch"
     environment = ranks_of_their_own() if watching else {}
     facts, log = report_of(command, order, environment, minutes, python)
-    add_places(facts, log)
+    facts |= facts_in(log)
     if facts["how"] == "failed" or watching and facts["how"] != "watched":
         print(log, file=sys.stderr, end="")
         when = " while it was watched" if watching else ""
@@ -95,14 +95,16 @@ def run(command: list[str], order: dict, minutes: float, python: str) -> dict:
     return facts
 
 
-def add_places(facts: dict, log: str) -> None:
-    """Adds the script's lines that PyTorch's log tells of, as "model.py:63". In a compiled update
-    graphs break at the audit's hooks, too: where no others do, the script has no breaks."""
+def facts_in(log: str) -> dict:
+    """Returns the script's lines that PyTorch's log tells of, as "model.py:63". In a compiled
+    update graphs break at the audit's hooks, too: where no others do, the script has no breaks."""
+    facts: dict = {}
     for name, line in LINES.items():
         places = [*dict.fromkeys(re.findall(line, log))]
         facts[name] = [os.path.basename(place) for place in places if not place.startswith(OWN)]
         if name == "breaks_at" and places and not facts[name]:
             facts["breaks"] = {}
+    return facts
 
 
 def ranks_of_their_own() -> dict[str, str]:

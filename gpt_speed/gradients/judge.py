@@ -71,10 +71,11 @@ def unlike(base: dict, again: dict, jitter: float) -> str:
     """Returns the first thing in which two runs differ that should be the same; "" for none."""
     if again["batch"] != base["batch"]:
         return "the first batch is another one"
-    if again["weight_change"] > 100 * jitter:
+    most = 100 * jitter  # by which what is jittered alone may differ, relative to it
+    if again["weight_change"] > most:
         return "the initial weights are other ones"
     losses = base["loss"], again["loss"]
-    bound = max(SAME_LOSS, 100 * jitter)
+    bound = max(SAME_LOSS, most)
     if None not in losses and abs(losses[0] - losses[1]) > bound * abs(losses[0]):
         return f"the loss is {losses[0]:.6g} and {losses[1]:.6g}"
     return ""
