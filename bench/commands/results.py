@@ -9,7 +9,8 @@ from typing import NamedTuple
 from bench.analysis.folders import newest_in
 from bench.analysis.rows import Row
 from bench.analysis.stats import POOLED_LEVEL, Estimate, significant
-from bench.catalogue import Run, technique_names
+from bench.analysis.totals import is_plain
+from bench.catalogue import technique_names
 from bench.commands import Command
 from bench.common import DAMAGE, REFERENCE, relative
 from bench.measure.journal import Measurement
@@ -244,22 +245,16 @@ def rounds_in(results: Path) -> dict[str, int]:
     rounds = {}
     for study in ENOUGH:
         rows = [row for _, rows in newest_in(results, study) for row in rows]
-        rounds[study] = min(rounds_of("00", rows), rounds_of("01", rows))
+        of_00 = max((row.rounds for row in rows if is_plain(row)), default=0)
+        of_01 = max((row.rounds for row in rows if is_whole(row)), default=0)
+        rounds[study] = min(of_00, of_01)
     return rounds
 
 
-def rounds_of(stage: str, rows: list[Row]) -> int:
-    """Returns in how many rounds 00 or 01 ran."""
-    return max((row.rounds for row in rows if stage_of(row.run) == stage), default=0)
-
-
-def stage_of(run: Run) -> str | None:
-    """Returns which of the three scripts a run is of; the ends of the ladder are 00 and 01. None
-    for another one."""
-    if run.stage:
-        return run.stage
-    last = len(technique_names()) - 1  # DDP comes behind it
-    return {0: "00", last: "01"}.get(run.number)
+def is_whole(row: Row) -> bool:
+    """Returns whether a row is that of 01, alone or as a ladder's script with every technique."""
+    every = len(technique_names()) - 1  # DDP comes behind it
+    return row.run.stage == "01" or row.run.number == every
 
 
 def more_rounds(results: Path) -> str:

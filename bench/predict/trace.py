@@ -13,7 +13,8 @@ import json
 import sys
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -72,9 +73,9 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        result = self.without_storage(func, args, kwargs)
-        if result is not NotImplemented:
-            return result
+        stand_in = self.stand_in_for(func, args, kwargs)
+        if stand_in:
+            return stand_in()
         buffers = []
         if func is aten._scaled_dot_product_flash_attention_backward.default:
             _, query, *_ = args
@@ -89,19 +90,19 @@ class Recorder(TorchDispatchMode):
             self.add_kernel(func._schema.name.partition("::")[2], kernel)
         return result
 
-    def without_storage(self, func, args: tuple, kwargs: dict):
-        """Returns what an operator returns that doesn't run on tensors without storage, and counts
-        its work if it updates weights; NotImplemented for one that does run."""
+    def stand_in_for(self, func, args: tuple, kwargs: dict) -> Callable | None:
+        """Returns what is called in place of an operator that doesn't run on tensors without
+        storage; None for one that does."""
         if func is aten._local_scalar_dense.default and is_meta(args[0]):  # Tensor.item
-            return 0.0
+            return lambda: 0.0
         if func is aten._to_copy.default and str(kwargs.get("device")) == "cpu":
-            return torch.zeros_like(args[0], device="cpu", dtype=kwargs.get("dtype"))
+            dtype = kwargs.get("dtype")
+            return partial(torch.zeros_like, args[0], device="cpu", dtype=dtype)
         if func is aten._amp_update_scale_.default:
-            return args[0]
+            return lambda: args[0]
         if func is aten._fused_adamw_.default:
-            self.add_work(fused_adamw_work(*args[:4]))
-            return None
-        return NotImplemented
+            return partial(self.add_work, fused_adamw_work(*args[:4]))
+        return None
 
     # ---- Memory
 
