@@ -338,7 +338,7 @@ def load(root: Path = ROOT) -> list[Patch]:
         if not re.fullmatch(rf"{number:02}-[a-z0-9-]+\.patch", line):
             raise StackError(f"patches/series, line {number}: expected {number:02}-NAME.patch")
     files = [*series, "ddp.patch"]
-    bases = [FIRST, *series[:-1], LAST]
+    bases = [FIRST, *series[:-1], LAST]  # with no series ddp.patch changes 00
     return [
         Patch.parse(f"patches/{file}", read(root / "patches" / file), Path(base).stem)
         for file, base in zip(files, bases, strict=False)
@@ -400,18 +400,14 @@ class Series:
         return name
 
 
-def rebuild_all(root: Path = ROOT, edited: Path | None = None) -> dict[str, bytes]:
-    """Returns all scripts by name, the variants' last, as before an edit of the file `edited`.
-
-    Raises StackError if a patch doesn't fit, or another of 00, 01 and 02 is edited.
-    """
+def rebuild_all(root: Path = ROOT) -> dict[str, bytes]:
+    """Returns all scripts by name, the variants' last. Raises StackError if a patch doesn't fit, or
+    if 00, 01 or 02 is edited."""
     patches = load(root) + load_variants(root)
-    if edited == root / FIRST:
-        return rebuild(patches, first_by_01(patches, root), root, edited)
     try:
-        return rebuild(patches, read(root / FIRST), root, edited)
+        return rebuild(patches, read(root / FIRST), root)
     except StackError:
-        if edited is None and is_first_edited(patches, root):  # the first that doesn't fit is right
+        if is_first_edited(patches, root):  # the first patch that doesn't fit is right
             raise StackError(
                 f"{FIRST} is edited: `python patches/stack.py refresh {FIRST}` carries"
                 " that into all other scripts"
@@ -429,7 +425,7 @@ def is_first_edited(patches: list[Patch], root: Path) -> bool:
 
 
 def rebuild(
-    patches: list[Patch], first: bytes, root: Path, edited: Path | None
+    patches: list[Patch], first: bytes, root: Path, edited: Path | None = None
 ) -> dict[str, bytes]:
     """Returns all scripts by name, from the text of 00 on. Raises StackError if a patch doesn't
     fit, or if 00, 01 or 02 isn't what they make; the file `edited` may differ."""
@@ -591,8 +587,10 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
     """Returns the script `base`, 01 or 02, with variants; it begins with a check of the packages
     that they need. Raises StackError, Conflict."""
     variants = chosen_variants(names, root)
-    if base is None:
+    if base is None:  # 02, if one is a variant of it
         base = max(file_of(variant.base) for variant in variants)
+    script = with_variants(base, variants, rebuild_all(root))  # which refuses an edited 01 or 02
+    script = with_check(script, packages_of(variants))
     chosen = ", ".join(variant.name for variant in variants)
     note = textwrap.fill(
         f"# {base} with {chosen}; composed by patches/stack.py.",
@@ -600,8 +598,6 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
         subsequent_indent="# ",
         break_on_hyphens=False,
     )
-    script = with_variants(base, variants, rebuild_all(root))  # which refuses an edited 01 or 02
-    script = with_check(script, packages_of(variants))
     text = f"{note}\n".encode() + script
     try:
         compile(text, "composed", "exec")
@@ -656,10 +652,22 @@ def check_name(out: Path, text: bytes) -> None:
         )
 
 
+# ---- An edit of one script, carried into others
+#
+# An arrow is a patch. An edit of a script follows the arrows by merges, into every script behind it
+# (`follow`), as far as `until`; one of 01 goes back first, to the script after the patch `into`,
+# and from there on (`carry_back`). Then each patch is made anew between its two scripts (`carry`).
+#
+#     00 ─> 01-causal-mask ─> 02-tensor-cores ─> ... ─> 01 ─> 02 ─> variants of 02
+#                                                        └──> variants of 01
+
+
 def before_edit(file: Path, root: Path) -> dict[str, bytes]:
     """Returns all scripts as before the edit of `file`. Raises StackError for another."""
     try:
-        scripts = rebuild_all(root, edited=file)
+        patches = load(root) + load_variants(root)
+        first = first_by_01(patches, root) if file == root / FIRST else read(root / FIRST)
+        scripts = rebuild(patches, first, root, edited=file)
         for name, script in scripts.items():
             path = root / WRITTEN / file_of(name)
             if path != file and path.exists() and read(path) != script:
@@ -703,67 +711,6 @@ def follow(
             )
         check_python(file_of(patch.name), scripts[patch.name])
     return scripts
-
-
-def list_command(root: Path) -> list[str]:
-    """lists techniques, then variants: effect on the loss, base, what it is"""
-    row = "{:22}  {:9}  {:20}  {}".format
-    return [row("name", "loss", "base", "technique")] + [
-        row(patch.name, patch.fields["Loss"].split()[0], patch.base, patch.fields["Technique"])
-        for patch in load(root) + load_variants(root)
-    ]
-
-
-def show_command(root: Path, name: str) -> list[str]:
-    """shows a patch: what the technique or variant is, and the lines that it changes"""
-    patches = load(root) + load_variants(root)
-    series = Series.of(patches)
-    files = {series.first: FIRST} | {patch.name: patch.file for patch in patches}
-    return [read(root / files[series.find(name)]).decode(errors="replace")[:-1]]
-
-
-def write_command(root: Path, names: list[str]) -> list[str]:
-    """writes scripts as they stand after the named patches (run them with --data data)"""
-    scripts = rebuild_all(root)
-    series = Series(list(scripts))
-    if names:
-        names = [series.find(name) for name in names]
-    else:
-        names = series.names
-    files = {root / WRITTEN / file_of(name): scripts[name] for name in names}
-    write_all(files)
-    return [os.path.relpath(path) for path in files]
-
-
-def verify_command(root: Path) -> list[str]:
-    """verifies that the patches lead from 00 to 01 and 02 and to every variant"""
-    patches, variants = load(root), load_variants(root)
-    for name, script in rebuild_all(root).items():
-        check_python(file_of(name), script)
-    files = {patch.file for patch in patches + variants}
-    for path in sorted([*root.glob("patches/*.patch"), *root.glob("patches/variants/*")]):
-        file = path.relative_to(root).as_posix()
-        if file not in files:
-            raise StackError(f"{file} is neither in patches/series nor a variant's patch")
-    series = f"{FIRST} + {len(patches) - 1} patches = {LAST}, + ddp.patch = {DDP}"
-    return [f"ok: {series}; variants that apply: {len(variants)}"]
-
-
-def refresh_command(root: Path, file: Path, into: str | None, until: list[str]) -> list[str]:
-    """carries an edit into all patches and scripts that build on it"""
-    edit = Edit.of(file.resolve(), root)
-    if file.name == LAST:
-        edited = edit.into(into)
-    elif into is not None:
-        raise StackError(f"--into is for edits of {LAST}; this one belongs to {edit.name}")
-    else:
-        edited = {edit.name: edit.text}
-    edited |= edit.kept(until)
-    try:
-        changed = write_all(carry(edit.patches, edit.old, edited, root))
-    except Conflict as conflict:
-        raise StackError(f"{conflict}. {way_on(root, edit.file, into, until, conflict.name)}")
-    return [os.path.relpath(path) for path in changed] or ["nothing to change"]
 
 
 @dataclass(frozen=True)
@@ -839,29 +786,95 @@ def way_on(root: Path, file: Path, into: str | None, until: list[str], name: str
     )
 
 
+# ---- The commands
+
+
+def list_command(root: Path) -> list[str]:
+    """lists techniques, then variants: effect on the loss, base, what it is"""
+    row = "{:22}  {:9}  {:20}  {}".format
+    return [row("name", "loss", "base", "technique")] + [
+        row(patch.name, patch.fields["Loss"].split()[0], patch.base, patch.fields["Technique"])
+        for patch in load(root) + load_variants(root)
+    ]
+
+
+def show_command(root: Path, name: str) -> list[str]:
+    """shows a patch: what the technique or variant is, and the lines that it changes"""
+    patches = load(root) + load_variants(root)
+    series = Series.of(patches)
+    files = {series.first: FIRST} | {patch.name: patch.file for patch in patches}
+    return [read(root / files[series.find(name)]).decode(errors="replace")[:-1]]
+
+
+def write_command(root: Path, names: list[str]) -> list[str]:
+    """writes scripts as they stand after the named patches (run them with --data data)"""
+    scripts = rebuild_all(root)
+    series = Series(list(scripts))
+    if names:
+        names = [series.find(name) for name in names]
+    else:
+        names = series.names
+    files = {root / WRITTEN / file_of(name): scripts[name] for name in names}
+    write_all(files)
+    return [os.path.relpath(path) for path in files]
+
+
+def verify_command(root: Path) -> list[str]:
+    """verifies that the patches lead from 00 to 01 and 02 and to every variant"""
+    patches, variants = load(root), load_variants(root)
+    for name, script in rebuild_all(root).items():
+        check_python(file_of(name), script)
+    files = {patch.file for patch in patches + variants}
+    for path in sorted([*root.glob("patches/*.patch"), *root.glob("patches/variants/*")]):
+        file = path.relative_to(root).as_posix()
+        if file not in files:
+            raise StackError(f"{file} is neither in patches/series nor a variant's patch")
+    series = f"{FIRST} + {len(patches) - 1} patches = {LAST}, + ddp.patch = {DDP}"
+    return [f"ok: {series}; variants that apply: {len(variants)}"]
+
+
+def refresh_command(root: Path, file: Path, into: str | None, until: list[str]) -> list[str]:
+    """carries an edit into all patches and scripts that build on it"""
+    edit = Edit.of(file.resolve(), root)
+    if file.name == LAST:
+        edited = edit.into(into)
+    elif into is not None:
+        raise StackError(f"--into is for edits of {LAST}; this one belongs to {edit.name}")
+    else:
+        edited = {edit.name: edit.text}
+    edited |= edit.kept(until)
+    try:
+        changed = write_all(carry(edit.patches, edit.old, edited, root))
+    except Conflict as conflict:
+        raise StackError(f"{conflict}. {way_on(root, edit.file, into, until, conflict.name)}")
+    return [os.path.relpath(path) for path in changed] or ["nothing to change"]
+
+
 def new_command(
-    root: Path, name: str, variant: bool, base: str | None, **fields: str | None
+    root: Path, name: str, variant: bool, base: str | None, text: str, **options: str | None
 ) -> list[str]:
     """turns your edit of 01 into a patch, at the end of the series or a variant"""
+    header = NewHeader.of(options, text)
+    has_group = "Group" in header.fields
     if not variant:
-        if fields["group"] or base:
+        if has_group or base:
             raise StackError("--group and --base are for a --variant")
-        return new_technique(root, name, fields)
-    if not fields["group"]:
+        return new_technique(root, name, header)
+    if not has_group:
         raise StackError("--variant needs a --group")
     edited = LAST
     if base == "02":
         edited = DDP
-    return new_variant(root, name, edited, fields)
+    return new_variant(root, name, edited, header)
 
 
-def new_technique(root: Path, name: str, fields: dict[str, str | None]) -> list[str]:
+def new_technique(root: Path, name: str, header: "NewHeader") -> list[str]:
     """Makes an edit of 01 the last technique; returns what is printed."""
     series = load(root)
     number = len(series)  # ddp.patch has none
     base = Series.of(series).last
     file = new_file(root, f"patches/{number:02}-{name}.patch", name)
-    new = patch_of_edit(root, LAST, file, base, fields)
+    new = patch_of_edit(root, LAST, file, base, header)
     patches = [*series[:-1], new.patch, series[-1], *load_variants(root)]
     files = carry(patches, new.old, new.edited, root)
     path = root / "patches/series"
@@ -870,10 +883,10 @@ def new_technique(root: Path, name: str, fields: dict[str, str | None]) -> list[
     return [*written, *what_is_next(f"ladder --techniques {number - 1}-{number}", LAST)]
 
 
-def new_variant(root: Path, name: str, edited: str, fields: dict[str, str | None]) -> list[str]:
+def new_variant(root: Path, name: str, edited: str, header: "NewHeader") -> list[str]:
     """Makes an edit of the script `edited`, 01 or 02, a variant of it; returns what is printed."""
     file = new_file(root, f"patches/variants/{name}.patch", name)
-    new = patch_of_edit(root, edited, file, Path(edited).stem, fields)
+    new = patch_of_edit(root, edited, file, Path(edited).stem, header)
     files = carry([*load(root), *load_variants(root), new.patch], new.old, new.edited, root)
     written = [os.path.relpath(path) for path in write_all(files)]
     return [*written, *what_is_next(f"variants --names {name}", edited)]
@@ -894,14 +907,12 @@ class NewPatch(NamedTuple):
     edited: dict[str, bytes]  # its own script
 
 
-def patch_of_edit(
-    root: Path, edited: str, file: str, base: str, fields: dict[str, str | None]
-) -> NewPatch:
+def patch_of_edit(root: Path, edited: str, file: str, base: str, header: "NewHeader") -> NewPatch:
     """Returns the patch `file` that leads from `base` to the script `edited`. Raises StackError."""
     old = before_edit(root / edited, root)
     after = read(root / edited)
     before = old[Series(list(old)).by_file[edited]]
-    data = make_patch(file, header_of(base, fields), base, before, after)
+    data = make_patch(file, header.written(base), base, before, after)
     patch = Patch.parse(file, data, base)
     return NewPatch(patch, old | {patch.name: before}, {patch.name: after})
 
@@ -914,16 +925,28 @@ def what_is_next(study: str, edited: str) -> list[str]:
     return lines
 
 
-def header_of(base: str, fields: dict[str, str | None]) -> bytes:
-    """Returns a patch's header, wrapped, from its fields in small letters and its `text`."""
-    wrap = partial(textwrap.fill, width=100, break_long_words=False, break_on_hyphens=False)
-    values = fields | {"base": base}
-    lines = [
-        wrap(f"{field}: {values[field.lower()]}", subsequent_indent="  ")
-        for field in FIELDS
-        if values[field.lower()]
-    ]
-    return "\n".join([*lines, "", wrap(fields["text"]), "", ""]).encode()
+class NewHeader(NamedTuple):
+    """What a user says of a new patch: FIELDS by their names, and the prose behind them."""
+
+    fields: dict[str, str]
+    text: str
+
+    @classmethod
+    def of(cls, options: dict[str, str | None], text: str) -> "NewHeader":
+        """Takes the fields from the options of the command line that are named after them."""
+        values = {field: options.get(field.lower()) for field in FIELDS}
+        return cls({field: value for field, value in values.items() if value}, text)
+
+    def written(self, base: str) -> bytes:
+        """Returns it as the header of a patch of the script `base`, wrapped."""
+        wrap = partial(textwrap.fill, width=100, break_long_words=False, break_on_hyphens=False)
+        values = self.fields | {"Base": base}
+        lines = [
+            wrap(f"{field}: {values[field]}", subsequent_indent="  ")
+            for field in FIELDS
+            if field in values
+        ]
+        return "\n".join([*lines, "", wrap(self.text), "", ""]).encode()
 
 
 def compose_command(root: Path, names: list[str], base: str | None, out: Path) -> list[str]:
