@@ -108,12 +108,7 @@ def make_report(studies: list[Study], setup: Setup) -> int:
     Raises UserError where nothing can be measured."""
     began = time.monotonic()
     deadline = began + 60 * setup.args.minutes - PAGE_SECONDS
-    prepare_tokens(setup.data)
-    look = look_at(setup.results)
-    for thing in look["missing"]:
-        print(f"missing: {thing}")
-    batches = batches_that_fit(setup, composed=False)
-    jobs = jobs_of(studies, replace(setup, matmul_peak=look["matmul_peak"], batches=batches))
+    jobs = jobs_of(studies, prepared(setup))
     progress = Progress([study.name for study, _ in jobs])
     try:
         measure_studies(jobs, progress, deadline)
@@ -122,6 +117,17 @@ def make_report(studies: list[Study], setup: Setup) -> int:
     head = page.read_text(encoding="utf-8").partition("## ")[0]
     print(f"\n{head}{relative(page)}, after {(time.monotonic() - began) / 60:.1f} minutes")
     return int(progress.has_failed or bool(progress.refused))
+
+
+def prepared(setup: Setup) -> Setup:
+    """Returns the setup with what all studies have alike: tokens, how fast matrices are multiplied
+    here, and the batch sizes that fit. Prints what this machine lacks. Raises UserError."""
+    prepare_tokens(setup.data)
+    look = look_at(setup.results)
+    for thing in look["missing"]:
+        print(f"missing: {thing}")
+    batches = batches_that_fit(setup, composed=False)
+    return replace(setup, matmul_peak=look["matmul_peak"], batches=batches)
 
 
 def measure_studies(jobs: list[tuple[Study, Setup]], progress: Progress, deadline: float) -> None:

@@ -85,7 +85,12 @@ def bounds_of(step: Step) -> dict[str, str]:
 
 @dataclass(eq=False)
 class FusedCall:
-    """A call of attention or of a norm, for which a GPU has one kernel and a CPU several."""
+    """A call of attention or of a norm, for which a GPU has one kernel and a CPU several.
+
+    inputs ──> casts ──> dropped ──> results ──> other operators
+       └─ saved ─┘                      └─ saved of attention
+
+    What it `made` are casts, dropped ones and results; what is saved the backward pass reads."""
 
     memory: StepMemory
     indices: set[int]  # of its operators, forward and backward
