@@ -82,7 +82,7 @@ class Measurement:
     def __post_init__(self):
         self.ways = {run.name: how_it_runs(run) for run in self.plan.runs}
 
-    def resume(self, earlier: "Measurement") -> set[str]:
+    def take_over(self, earlier: "Measurement") -> set[str]:
         """Takes over the results of an earlier start that count here, too, and how many rounds that
         one had planned. Returns the names of the runs whose results don't count any more."""
         self.ways = earlier.ways | self.ways
@@ -132,8 +132,8 @@ class Measurement:
             return False
         return not result.outcome.complete
 
-    def retry_failures(self) -> None:
-        """Lets runs that failed be tried again; until then their results stay."""
+    def mark_failures(self) -> None:
+        """Marks runs that failed to be tried again; until then their results stay."""
         self.retry = {result.key for result in self.results if self.is_failure(result)}
 
     def drop(self, names: Container[str]) -> None:
@@ -270,7 +270,7 @@ class JournalReader:
         )
         earlier = self.by_id.pop(measurement.id, None)
         if earlier:
-            measurement.resume(earlier)
+            measurement.take_over(earlier)
         self.by_id[measurement.id], self.run = measurement, None
 
 

@@ -82,10 +82,17 @@ def next_plan(plans: Generator[Plan, Measurement, None], measurement: Measuremen
 def earlier_measurement(
     path: Path, plan: Plan, setup: Setup, resume: Resume, before: Sequence[Measurement]
 ) -> Measurement | None:
-    """Returns what a plan continues, the newest measurement of its kind in a study's journal; None
-    where a new one begins. It isn't older than the first of those `before` it in the study, on
-    which it depends. Raises UserError where nothing is there but it is required, or where it was
-    measured in another way."""
+    """Returns what a plan continues; None where a new measurement begins. It is the newest one of
+    its kind in the study's journal that isn't older than the first of those `before` it in the
+    study, on which it depends.
+
+    resume    that one is                     then
+    NEVER                                     a new one begins
+    IF_ANY    not there                       a new one begins
+    REQUIRED  not there                       UserError, unless the plans `before` it were resumed
+    both      measured in another way         UserError
+    both      measured in the same way        it is continued
+    """
     if resume is Resume.NEVER:
         return None
     measured = read_journal(path)
@@ -178,7 +185,7 @@ class Runner:
         self.lengths: dict[str, Length] = {}  # of the same runs
         earlier = earlier_measurement(self.path, plan, setup, resume, before)
         if earlier:
-            earlier.retry_failures()
+            earlier.mark_failures()
         self.measurement = earlier or new_measurement(study, plan, setup)
 
     def run(self, plan: Plan, rounds: int | None, deadline: float | None) -> bool:
@@ -216,7 +223,7 @@ class Runner:
         plan = self.continued(plan, rounds)
         sources = earlier.sources | self.sources_of(plan)
         self.measurement = replace(earlier, plan=plan, sources=sources)
-        say_again(self.measurement.resume(earlier), "changed since")
+        say_again(self.measurement.take_over(earlier), "changed since")
         self.configs = {}
         if self.has_jobs_left:
             self.configs = sizing.configurations(plan.runnable, self.setup)
