@@ -89,7 +89,7 @@ def earlier_measurement(
     resume    that one is                     then
     NEVER                                     a new one begins
     IF_ANY    not there                       a new one begins
-    REQUIRED  not there                       UserError, unless the plans `before` it were resumed
+    REQUIRED  not there                       UserError, unless only plans `before` it are there
     both      measured in another way         UserError
     both      measured in the same way        it is continued
     """
