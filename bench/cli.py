@@ -8,7 +8,7 @@ from pathlib import Path
 from bench import commands
 from bench.catalogue import Scripts
 from bench.commands import Command
-from bench.common import ROOT
+from bench.common import ROOT, Machine
 from bench.measure import machine
 from bench.measure.lock import measuring
 from bench.measure.plan import Setup
@@ -112,7 +112,7 @@ def add_measuring_options(parser: argparse.ArgumentParser, study: Study) -> None
 
 def run(args: argparse.Namespace, options: list[str]) -> int:
     """Runs a subcommand; returns its exit code. Raises UserError, StackError, OSError."""
-    subcommand, here = args.subcommand, {}
+    subcommand, here = args.subcommand, Machine()
     lock: AbstractContextManager[None] = nullcontext()
     if subcommand.measures(args):
         lock = measuring(args.results_dir)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypedDict
 
 from gpt_speed.common import UserError
 from patches import stack
@@ -34,6 +34,29 @@ LEFT_OUT = (
 ELSEWHERE = (
     "for a new report, name another folder: make report RESULTS=FOLDER, or --results-dir FOLDER"
 )
+
+
+class Machine(TypedDict, total=False):
+    """What a study has to know of a machine, by bench.measure.hardware.this_machine. Journals keep
+    it; older ones lack some of it."""
+
+    device: str  # "cuda" or "cpu"
+    gpus: int  # that PyTorch can use
+    name: str  # of the GPU, or else of the CPU
+    cpu: str
+    torch: str  # its version
+    python: str
+    os: str
+    threads: int  # of PyTorch on the CPU
+    cores: int | None  # that a process may run on
+    compiles: bool  # whether torch.compile works
+    driver: str | None  # the GPU's
+    capability: str | None  # the GPU's compute capability, such as "8.0"
+    cuda: str | None  # the version that PyTorch was built with
+    ram_gb: float | None  # of the host, GB of 1024³ bytes
+    dtype: str  # that the optimized scripts train in here, "bfloat16" or "float32"
+    dtype_reason: str
+    gpu_needs: str | None  # what is missing before PyTorch computes on the GPU
 
 
 def relative(part: Any) -> str:
@@ -62,7 +85,7 @@ def has_option(name: str, words: Iterable[str]) -> bool:
     return any(option == name for option, _ in parse_options(words))
 
 
-def short_name(machine: dict) -> str:
+def short_name(machine: Machine) -> str:
     """Returns a machine's name as pictures show it: "H100", "T4 (float32)"."""
     name = machine["name"]
     for part in LEFT_OUT:
@@ -72,13 +95,13 @@ def short_name(machine: dict) -> str:
     return name
 
 
-def trained_in(machine: dict) -> str:
+def trained_in(machine: Machine) -> str:
     """Returns the type that the optimized scripts train in there, bfloat16 or float32."""
     # Older journals don't tell; their machines had bfloat16 units.
     return machine.get("dtype", "bfloat16")
 
 
-def machine_difference(one: dict, other: dict) -> str | None:
+def machine_difference(one: Machine, other: Machine) -> str | None:
     """Returns, with both values, what keeps figures of one machine from standing for the other's;
     None where nothing does. A GPU may have another host. One name of a CPU may stand for several
     generations, which `cpu` tells apart; a process may have been given fewer cores; and
@@ -97,7 +120,7 @@ def machine_difference(one: dict, other: dict) -> str | None:
     return None
 
 
-def same_machine(one: dict, other: dict) -> bool:
+def same_machine(one: Machine, other: Machine) -> bool:
     return machine_difference(one, other) is None
 
 

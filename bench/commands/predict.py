@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.catalogue import GPUS, Run
 from bench.commands import Command
-from bench.common import has_option
+from bench.common import Machine, has_option
 from bench.measure.plan import Setup
 from bench.predict import reference
 from bench.predict.code_hash import code_of
@@ -272,7 +272,7 @@ def variants_asked_for(setup: Setup, gpus: int) -> list[Run]:
     for variant in (setup.args.variants or "").split(","):
         if variant.strip():
             base = setup.scripts.stage(base_of(variant), gpus)
-            runs += setup.scripts.variants(base, dict(gpus=gpus), names=variant)
+            runs += setup.scripts.variants(base, Machine(gpus=gpus), names=variant)
     return runs
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from bench import common
 from bench.catalogue import Run
-from bench.common import relative
+from bench.common import Machine, relative
 from bench.measure import records
 from bench.measure.plan import Job, Plan, Setup
 from bench.measure.records import NUMBER, Outcome, RecordError, Result, Status
@@ -65,7 +65,7 @@ class Measurement:
     study: str = ""
     kind: str = ""  # of the plan
     time: str = ""  # when it began, such as "20261129T035406Z"
-    machine: dict = field(default_factory=dict)  # see bench.measure.hardware.this_machine
+    machine: Machine = field(default_factory=Machine)
     # Floating-point operations per second, by precision.
     matmul_peak: dict[str, float] = field(default_factory=dict)
     data: str | None = None  # the SHA-256 of meta.json

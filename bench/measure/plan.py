@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bench.catalogue import Run, Scripts
-from bench.common import BUILD, sha256, write_whole
+from bench.common import BUILD, Machine, sha256, write_whole
 
 if TYPE_CHECKING:
     from bench.measure.journal import Measurement
@@ -145,7 +145,7 @@ def run_as_json(run: Run) -> dict:
 class Setup:
     """Where and how a study is measured."""
 
-    machine: dict  # see bench.measure.hardware.this_machine
+    machine: Machine
     scripts: Scripts
     data: Path
     results: Path

@@ -12,7 +12,7 @@ from statistics import median
 
 from bench import processes
 from bench.catalogue import Run
-from bench.common import BOOK_TOKENS, has_option, tokens_in, trained_in
+from bench.common import BOOK_TOKENS, Machine, has_option, tokens_in, trained_in
 from bench.measure.plan import Job, Measurable, Plan, Setup
 from bench.measure.records import Result, comparison_point, tokens_per_step
 from gpt_speed.cards import A100_FLOPS
@@ -198,7 +198,7 @@ def tokens_per_epoch(data: Path) -> int:
     return meta["tokens"]["train"] if meta else BOOK_TOKENS
 
 
-def expected_speed(run: Run, matmul_peak: dict, machine: dict, config: dict) -> float:
+def expected_speed(run: Run, matmul_peak: dict, machine: Machine, config: dict) -> float:
     """Returns about how many tok/sec a run makes, within a factor of three: by this machine's peak
     of matmuls in the type that is trained in, of which an A100 reaches the share that the published
     speed says, and float32 about half. Each GPU has that peak; the ranks of a CPU share it."""

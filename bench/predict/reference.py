@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.analysis.gains import Gain
 from bench.catalogue import GPUS, Run, Scripts
-from bench.common import REFERENCE
+from bench.common import REFERENCE, Machine
 from bench.predict.batches import OF_01, PUBLISHED
 from bench.predict.store import NAME, OTHERS, Prediction, key_of, largest_that_fits, load
 from gpt_speed.cards import CARDS, Card
@@ -60,7 +60,7 @@ def wanted() -> list[tuple[str | Path, list[str]]]:
 def variants() -> list[Run]:
     """Returns the variants of 01, and before each without dropout what it is compared to, on any
     card."""
-    return scripts().variants(scripts().stage("01"), dict(gpus=1))
+    return scripts().variants(scripts().stage("01"), Machine(gpus=1))
 
 
 def published_others() -> dict:
