@@ -85,10 +85,10 @@ class Block:
         self.size, self.after = size, rest
         return rest
 
-    def absorb_next(self) -> None:
+    def absorb(self, after: "Block") -> None:
         """Takes over the block after this one."""
-        self.size += self.after.size
-        self.after = self.after.after
+        self.size += after.size
+        self.after = after.after
         if self.after:
             self.after.before = self
 
@@ -166,10 +166,10 @@ class Allocator:
         before, after = block.before, block.after
         if after and after.is_free:
             after.pool.take(after)
-            block.absorb_next()
+            block.absorb(after)
         if before and before.is_free:
             before.pool.take(before)
-            before.absorb_next()
+            before.absorb(block)
             block = before
         block.pool.put(block)
 
