@@ -2,12 +2,16 @@
 
     python 00_orig.py --help    # 01 is started in the same way, 02 with torchrun
 
-00_orig.py spells out model and training loop, 01_opt_single_gpu.py adds fifteen speed techniques,
-02_opt_multi_gpu_ddp.py trains on many GPUs. This is a benchmark, not a training recipe: that would
-also schedule the learning rate, clip gradients, initialize weights as GPT-2 does and decay only
-matrices. Read from data to hardware, and stop at "Plumbing", which is there for robustness; main()
-at the end ties all together. Name suffixes give tensor dimensions: B batch, T tokens of the
-context, C channels (the width), H heads, D channels of one head, V vocabulary.
+00_orig.py spells everything out. 01_opt_single_gpu.py, and 02_opt_multi_gpu_ddp.py for many GPUs,
+add fifteen techniques: 1 no stored mask, 2 TF32, 3 fused AdamW, 4 pinned batches, 5 bfloat16,
+6 built-in layers, 7 FlashAttention, 8 torch.compile, 9 padded vocabulary, 10 larger batch, 11 fused
+QKV, 12 huge pages, 13 compiled loss, 14 chunked cross-entropy, 15 allocator settings.
+
+This is a benchmark, not a training recipe: that would also schedule the learning rate, clip
+gradients, initialize weights as GPT-2 does and decay only matrices. Read data, model, training and
+process, then main() at the end; "Plumbing" in between makes it robust. Name suffixes give tensor
+dimensions: B batch, T tokens of the context, C channels (the width), H heads, D channels of one
+head, V vocabulary, N tokens of the batch, M of a part of it.
 """
 
 import argparse
@@ -34,7 +38,7 @@ HERE = Path(__file__).resolve().parent
 
 # ---- Settings ----------------------------------------------------------------------------------
 
-MODELS = {  # cpu-demo takes a minute on a CPU, where fast attention has no dropout
+MODELS = {  # cpu-demo trains for a minute; without dropout, which fast attention lacks on a CPU
     "gpt2": dict(layers=12, heads=12, width=768),
     "gpt2-medium": dict(layers=24, heads=16, width=1024),
     "gpt2-large": dict(layers=36, heads=20, width=1280),
@@ -55,7 +59,7 @@ class Config:
     vocab_size: int = 50_257  # GPT-2's
     context_length: int = 1024
     dropout: float = 0.1
-    dtype: str = "float32"
+    dtype: str = "float32"  # for the record: all is trained in it
 
     batch_size: int = 8
     learning_rate: float = 5e-4
@@ -68,7 +72,7 @@ class Config:
     target_loss: float = 0.0
     eval_freq: int = 15
     eval_windows: int = 40
-    device: torch.device = None
+    device: torch.device | None = None  # configure() sets it
     data: str = str(HERE / "data")
     results_dir: str = str(HERE / "results")
     name: str = Path(__file__).stem
@@ -113,13 +117,13 @@ def load_data(config: Config) -> Data:
 
 def read_data(folder: Path, config: Config) -> Data:
     """Reads what prepare.py wrote; tokens are mapped into memory, not copied."""
-    meta, words = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-                   for name in ("meta", "vocabulary"))
-    json.dumps(meta, allow_nan=False)  # raises for NaN, which the record can't hold
-    train, val = (np.memmap(folder / f"{part}.bin", "<u2", "r", shape=meta["tokens"][part])
-                  for part in ("train", "val"))
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    train = np.memmap(folder / "train.bin", "<u2", "r", shape=meta["tokens"]["train"])
+    val = np.memmap(folder / "val.bin", "<u2", "r", shape=meta["tokens"]["val"])
     if max(train.max(), val.max()) >= config.vocab_size:
         raise ValueError("ids that the model doesn't have")
+    # The tokenizer is kept beside the tokens, so that nothing is downloaded here.
+    words = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
     ids = {word.encode("latin-1"): i for i, word in enumerate(words["tokens"])}
     tokenizer = tiktoken.Encoding(meta["tokenizer"], pat_str=words["pattern"],
                                   mergeable_ranks=ids, special_tokens=words["special"])
@@ -186,7 +190,7 @@ class MultiHeadAttention(nn.Module):
         q_BHTD, k_BHTD, v_BHTD = (t.view(B, T, self.heads, self.head_dim).transpose(1, 2)
                                   for t in (q_BTC, k_BTC, v_BTC))
         scores_BHTT = q_BHTD @ k_BHTD.transpose(2, 3) / self.head_dim**0.5
-        future_TT = self.mask_TT.bool()[:T, :T]
+        future_TT = self.mask_TT.bool()[:T, :T]  # slow on purpose (technique 1)
         scores_BHTT = scores_BHTT.masked_fill(future_TT, -torch.inf)
         weights_BHTT = self.dropout(torch.softmax(scores_BHTT, dim=-1))
         y_BHTD = weights_BHTT @ v_BHTD
@@ -258,12 +262,13 @@ def compute_loss(model: nn.Module, x_BT: torch.Tensor, y_BT: torch.Tensor) -> to
 
 
 def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """Has a name of its own, since some variants replace it."""
     loss.backward()
     optimizer.step()
 
 
-def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None:
-    """Trains `model` in place, timed by `now`, and reports to `run`; raises if a loss diverges."""
+def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
+    """Trains `model` in place, and reports to `run`; raises if a loss diverges."""
     model = prepare_model(model, config)
     run.start(model, data, config)
     optimizer = make_optimizer(model, config)
@@ -285,7 +290,8 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None
             done = step + 1 == total_steps
             if step % config.eval_freq == 0 or (step + 1) % len(loader) == 0 or done:
                 seconds = seconds_between(times)  # of each step; evaluation isn't timed
-                train_loss, val_loss = (evaluate(model, x, config) for x in (data.train, data.val))
+                train_loss = evaluate(model, data.train, config)
+                val_loss = evaluate(model, data.val, config)
                 run.log(epoch + 1, step, seconds, train_loss, val_loss)
                 check_loss(train_loss + val_loss, config)
                 done = done or val_loss <= config.target_loss
@@ -321,7 +327,7 @@ def evaluate(model: nn.Module, windows: TokenWindows, config: Config) -> float:
     first = Subset(windows, range(min(config.eval_windows, len(windows))))
     for x_BT, y_BT in DataLoader(first, min(8, config.batch_size)):
         logits_BTV = model(x_BT.to(config.device))
-        # Small batches and one window's loss at a time, so that training sets the memory's peak.
+        # Small batches and one window's loss at a time, to need less memory than training.
         for logits_TV, y_T in zip(logits_BTV, y_BT.to(config.device), strict=True):
             losses_T = F.cross_entropy(logits_TV.float(), y_T, reduction="none")
             loss_sum += losses_T.cpu().double().sum().item()  # mps has no float64
@@ -351,6 +357,11 @@ def now(device: torch.device):
     return event
 
 
+def tokens_per_second(seconds: list[float], config: Config) -> float | None:
+    """Returns the speed over steps that took so many seconds; None if there are none."""
+    return config.tokens_per_step * len(seconds) / sum(seconds) if seconds else None
+
+
 def seconds_between(times: list) -> list[float]:
     """Returns the seconds between timestamps; waits until a GPU has reached the last one."""
     if isinstance(times[0], float):
@@ -359,7 +370,7 @@ def seconds_between(times: list) -> list[float]:
     return [start.elapsed_time(end) / 1000 for start, end in zip(times, times[1:], strict=False)]
 
 
-# ---- Process and hardware ----------------------------------------------------------------------
+# ---- Process -----------------------------------------------------------------------------------
 
 def set_up_process() -> None:
     """Sets what holds for the whole process, before PyTorch first reads it."""
@@ -370,7 +381,7 @@ def set_up_process() -> None:
     os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # PyTorch needs it
 
 
-# ---- Plumbing: memory, record, settings, errors ------------------------------------------------
+# ---- Plumbing: hardware, memory, record, settings, errors --------------------------------------
 
 def memory_gb(device: torch.device) -> dict[str, float | None]:
     """Returns reserved GB (1024³ bytes), now and at the peak; on a CPU the peak resident set."""
@@ -416,11 +427,10 @@ class Run:
     def log(self, epoch: int, step: int, seconds: list[float], train_loss, val_loss) -> None:
         """Reports the speed since the last line, and over all steps but the first, a warm-up."""
         self.seconds += seconds
-        tokens, warm = self.config.tokens_per_step, self.seconds[1:]
-        rate = tokens * len(seconds) / sum(seconds)
-        self.average = tokens * len(warm) / sum(warm) if warm else None
+        rate = tokens_per_second(seconds, self.config)
+        self.average = tokens_per_second(self.seconds[1:], self.config)  # the first step warms up
         losses = [x if math.isfinite(x) else None for x in (train_loss, val_loss)]  # no NaN in JSON
-        self.write("log", epoch=epoch, step=step, tokens=(step + 1) * tokens,
+        self.write("log", epoch=epoch, step=step, tokens=(step + 1) * self.config.tokens_per_step,
                    train_loss=losses[0], val_loss=losses[1], step_tok_per_sec=rate,
                    avg_tok_per_sec=self.average, seconds=seconds)
         print(f"Ep {epoch}, Step {step:06d}, Train: {train_loss:.3f}, Val: {val_loss:.3f}, "
@@ -434,12 +444,13 @@ class Run:
 
     def end(self, status: str, error: str | None) -> None:
         try:
+            memory = memory_gb(self.config.device)
             self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
-                       attention_backend=self.attention, **memory_gb(self.config.device))
+                       attention_backend=self.attention, **memory)
             self.file.close()
         except OSError as full:  # such as a full disk; an earlier error is printed already
             sys.exit(1 if error else f"error: {full}")
-        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # two steps warm up
+        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # the second may be slow
         if len(rates) >= 3:
             print(f"Median step tok/sec: {np.median(rates):.0f}")
 
@@ -462,15 +473,14 @@ def make_parser() -> argparse.ArgumentParser:
                                      argument_default=argparse.SUPPRESS, description="Train GPT-2"
                                      " on a book. The model cpu-demo has some defaults of its own.")
 
-    def add(flag: str, text: str, **how) -> None:
-        if "default" not in text:
-            text += f" (default: {getattr(Config, flag[2:].replace('-', '_'))})"
+    def add(flag: str, text: str, default: str | None = None, **how) -> None:
+        default = default or getattr(Config, flag[2:].replace("-", "_"))
         if "type" in how:
             how = dict(metavar="N") | how
-        parser.add_argument(flag, help=text, **how)
+        parser.add_argument(flag, help=f"{text} (default: {default})", **how)
 
     count = between(int, 1)
-    add("--model", "model size (default: gpt2 on CUDA, else cpu-demo)", choices=MODELS)
+    add("--model", "model size", "gpt2 on CUDA, else cpu-demo", choices=MODELS)
     add("--context-length", "tokens per window", type=count)
     add("--dropout", "share of activations zeroed in training", type=between(float, 0, 1))
     add("--batch-size", "windows per step", type=count)
@@ -478,14 +488,14 @@ def make_parser() -> argparse.ArgumentParser:
     add("--weight-decay", "AdamW's weight decay", type=between(float, 0))
     add("--seed", "seed of the weights, dropout and batch order", type=between(int, 0, 2**63))
     add("--epochs", "epochs; training stops at the first limit reached", type=count)
-    add("--max-steps", "steps; default: no limit", type=count)
-    add("--max-tokens", "tokens; default: no limit, for cpu-demo 40,960", type=count)
-    add("--target-loss", "stop at this validation loss; default: none", type=between(float, 0))
+    add("--max-steps", "steps", "no limit", type=count)
+    add("--max-tokens", "tokens", "no limit, for cpu-demo 40,960", type=count)
+    add("--target-loss", "stop at this validation loss", "none", type=between(float, 0))
     add("--eval-freq", "steps between log lines; each epoch ends with another line", type=count)
     add("--eval-windows", "windows per split used to compute losses", type=count)
-    add("--device", "such as cuda:1; default: cuda, else mps, else cpu")
-    add("--data", "folder of the tokens; default: data/ beside this file")
-    add("--results-dir", "folder of the record; default: results/")
+    add("--device", "such as cuda:1", "cuda, else mps, else cpu")
+    add("--data", "folder of the tokens", "data/ beside this file")
+    add("--results-dir", "folder of the record", "results/")
     add("--name", "name of the run in its record", type=file_name, metavar="NAME")
     return parser
 
@@ -530,7 +540,7 @@ def interrupt(number, frame) -> None:
 
 
 def ignore_signals() -> None:
-    """Has no signal cut the end of a run short."""
+    """Ignores further signals, so that none cuts the end of a run short."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
@@ -544,8 +554,8 @@ def first_line(error: BaseException) -> str:
 
 
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
-    """Returns a status, a line and an exit code. Triton's "out of resource" is the chip's own
-    memory, which no smaller batch helps."""
+    """Returns a status, a line and an exit code. Triton's "out of resource" is memory on the chip
+    itself; a smaller batch doesn't help."""
     text = first_line(error)
     signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
              "bad_alloc", "allocate memory", "create a memory")
@@ -563,18 +573,20 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
 
 
 def main() -> int:
-    run, config, (status, message, code) = Run(), None, ("complete", None, 0)
+    run, config = Run(), None
+    status, message, code = "complete", None, 0
     try:
         set_up_process()
         config = configure()
         data = load_data(config)
         torch.manual_seed(config.seed)
         model = GPTModel(config)  # on the CPU, so that weights don't depend on the device
-        train(model, data, config, run, now)
+        train(model, data, config, run)
     except (Exception, KeyboardInterrupt) as error:
         ignore_signals()
         status, message, code = explain(error, config)
         print(f"error: {message}", file=sys.stderr)
+    ignore_signals()
     if run.file is not None:  # else it failed before run.start()
         run.end(status, message)
     return code

@@ -2,12 +2,16 @@
 
     python 00_orig.py --help    # 01 is started in the same way, 02 with torchrun
 
-00_orig.py spells out model and training loop, 01_opt_single_gpu.py adds fifteen speed techniques,
-02_opt_multi_gpu_ddp.py trains on many GPUs. This is a benchmark, not a training recipe: that would
-also schedule the learning rate, clip gradients, initialize weights as GPT-2 does and decay only
-matrices. Read from data to hardware, and stop at "Plumbing", which is there for robustness; main()
-at the end ties all together. Name suffixes give tensor dimensions: B batch, T tokens of the
-context, C channels (the width), H heads, D channels of one head, V vocabulary.
+00_orig.py spells everything out. 01_opt_single_gpu.py, and 02_opt_multi_gpu_ddp.py for many GPUs,
+add fifteen techniques: 1 no stored mask, 2 TF32, 3 fused AdamW, 4 pinned batches, 5 bfloat16,
+6 built-in layers, 7 FlashAttention, 8 torch.compile, 9 padded vocabulary, 10 larger batch, 11 fused
+QKV, 12 huge pages, 13 compiled loss, 14 chunked cross-entropy, 15 allocator settings.
+
+This is a benchmark, not a training recipe: that would also schedule the learning rate, clip
+gradients, initialize weights as GPT-2 does and decay only matrices. Read data, model, training and
+process, then main() at the end; "Plumbing" in between makes it robust. Name suffixes give tensor
+dimensions: B batch, T tokens of the context, C channels (the width), H heads, D channels of one
+head, V vocabulary, N tokens of the batch, M of a part of it.
 """
 
 import argparse
@@ -38,7 +42,7 @@ HERE = Path(__file__).resolve().parent
 
 # ---- Settings ----------------------------------------------------------------------------------
 
-MODELS = {  # cpu-demo takes a minute on a CPU, where fast attention has no dropout
+MODELS = {  # cpu-demo trains for a minute; without dropout, which fast attention lacks on a CPU
     "gpt2": dict(layers=12, heads=12, width=768),
     "gpt2-medium": dict(layers=24, heads=16, width=1024),
     "gpt2-large": dict(layers=36, heads=20, width=1280),
@@ -62,7 +66,7 @@ class Config:
     dtype: str = "auto"
     dtype_reason: str = "by --dtype"
 
-    batch_size: int = 32  # technique 10
+    batch_size: int = 32  # technique 10: 4 times that of 00, and so a quarter of the updates
     learning_rate: float = 5e-4
     weight_decay: float = 0.1
     compile: bool = True
@@ -74,7 +78,7 @@ class Config:
     target_loss: float = 0.0
     eval_freq: int = 15
     eval_windows: int = 40
-    device: torch.device = None
+    device: torch.device | None = None  # configure() sets it
     data: str = str(HERE / "data")
     results_dir: str = str(HERE / "results")
     name: str = Path(__file__).stem
@@ -119,13 +123,13 @@ def load_data(config: Config) -> Data:
 
 def read_data(folder: Path, config: Config) -> Data:
     """Reads what prepare.py wrote; tokens are mapped into memory, not copied."""
-    meta, words = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-                   for name in ("meta", "vocabulary"))
-    json.dumps(meta, allow_nan=False)  # raises for NaN, which the record can't hold
-    train, val = (np.memmap(folder / f"{part}.bin", "<u2", "r", shape=meta["tokens"][part])
-                  for part in ("train", "val"))
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    train = np.memmap(folder / "train.bin", "<u2", "r", shape=meta["tokens"]["train"])
+    val = np.memmap(folder / "val.bin", "<u2", "r", shape=meta["tokens"]["val"])
     if max(train.max(), val.max()) >= config.vocab_size:
         raise ValueError("ids that the model doesn't have")
+    # The tokenizer is kept beside the tokens, so that nothing is downloaded here.
+    words = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
     ids = {word.encode("latin-1"): i for i, word in enumerate(words["tokens"])}
     tokenizer = tiktoken.Encoding(meta["tokenizer"], pat_str=words["pattern"],
                                   mergeable_ranks=ids, special_tokens=words["special"])
@@ -144,7 +148,7 @@ def prepare_data(config: Config) -> None:
 def make_loader(windows: TokenWindows, config: Config) -> DataLoader:
     """Returns the batches; train() seeds their order each epoch, the same in all scripts."""
     sampler = RandomSampler(windows, generator=torch.Generator())
-    pin = config.device.type == "cuda"  # technique 4: page-locked memory, copied while it computes
+    pin = config.device.type == "cuda"  # technique 4: page-locked, so that the CPU needn't wait
     return DataLoader(windows, config.batch_size, sampler=sampler, drop_last=True, pin_memory=pin)
 
 
@@ -160,7 +164,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.heads, self.head_dim = config.heads, config.width // config.heads
-        # Technique 11: one matmul in place of three.
+        # Technique 11: one matmul in place of three. The initial weights are other ones than in 00.
         self.query_key_value = nn.Linear(config.width, 3 * config.width, bias=False)
         self.out = nn.Linear(config.width, config.width)
         self.dropout = config.dropout
@@ -170,7 +174,7 @@ class MultiHeadAttention(nn.Module):
         q_BTC, k_BTC, v_BTC = self.query_key_value(x_BTC).chunk(3, dim=-1)
         q_BHTD, k_BHTD, v_BHTD = (t.view(B, T, self.heads, self.head_dim).transpose(1, 2)
                                   for t in (q_BTC, k_BTC, v_BTC))
-        # Technique 7: one kernel, which never stores the scores of all pairs of tokens.
+        # Technique 7: one kernel, which stores neither the scores of all pairs nor a mask.
         y_BHTD = F.scaled_dot_product_attention(
             q_BHTD, k_BHTD, v_BHTD, dropout_p=self.dropout if self.training else 0, is_causal=True
         )
@@ -180,7 +184,7 @@ class MultiHeadAttention(nn.Module):
 class TransformerBlock(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
-        self.norm1 = nn.LayerNorm(config.width)  # technique 6: a kernel each, also for the GELU
+        self.norm1 = nn.LayerNorm(config.width)  # technique 6: it is one kernel, as the GELU below
         self.attention = MultiHeadAttention(config)
         self.norm2 = nn.LayerNorm(config.width)
         self.feed_forward = nn.Sequential(
@@ -208,7 +212,8 @@ class GPTModel(nn.Module):
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
 
     def forward(self, ids_BT, targets_BT=None):
-        """Returns logits, or with targets the mean loss. Technique 13: torch.compile sees both."""
+        """Returns logits, or with targets the mean loss. Technique 13: it is computed here, so that
+        torch.compile fuses it, too."""
         positions_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
         x_BTC = self.token_embedding(ids_BT) + self.position_embedding(positions_T)
         x_BTC = self.blocks(self.dropout(x_BTC))
@@ -228,7 +233,7 @@ class ChunkedLoss(torch.autograd.Function):
     def forward(ctx, x_NC, weight_VC, targets_N):
         """Returns the sum of the losses."""
         chunk = max(1024, math.ceil(len(targets_N) / 8))  # smaller ones leave a GPU idle
-        losses, x_gradients, sum_VC = [], [], None
+        losses, x_gradients, head_gradient_VC = [], [], None
         ids_V = torch.arange(len(weight_VC), dtype=torch.int32, device=x_NC.device)
         for x_MC, targets_M in zip(x_NC.split(chunk), targets_N.split(chunk), strict=True):
             targets_M1 = targets_M[:, None]
@@ -242,28 +247,31 @@ class ChunkedLoss(torch.autograd.Function):
             one_hot_MV = (ids_V == targets_M1.int()).float()
             gradient_MV = (exp_MV / sum_M1 - one_hot_MV).to(x_MC.dtype)
             x_gradients.append(gradient_MV @ weight_VC)
-            part_VC = gradient_MV.T @ x_MC
-            sum_VC = part_VC if sum_VC is None else sum_VC + part_VC
-        ctx.save_for_backward(torch.cat(x_gradients), sum_VC)
-        return torch.stack(losses).sum()  # a running sum made torch.compile keep all logits
+            part_VC = gradient_MV.T @ x_MC  # in the weights' type, and so are the sums
+            head_gradient_VC = part_VC if head_gradient_VC is None else head_gradient_VC + part_VC
+        ctx.save_for_backward(torch.cat(x_gradients), head_gradient_VC)
+        return torch.stack(losses).sum()  # with `loss += ...` torch.compile kept all logits
 
     @staticmethod
     def backward(ctx, gradient):
-        x_gradient_NC, weight_gradient_VC = ctx.saved_tensors
-        return gradient * x_gradient_NC, gradient * weight_gradient_VC, None
+        x_gradient_NC, head_gradient_VC = ctx.saved_tensors
+        return gradient * x_gradient_NC, gradient * head_gradient_VC, None
 
 
 def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     """Moves `model` to the device, in place, and returns the model that training steps call."""
     torch.set_float32_matmul_precision("high")  # technique 2: TF32, for weights in float32
     device = config.device
-    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # cuDNN rounds dropout to sixteenths
+    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # it rounds dropout to 1/16
     if config.dtype == "auto":
         config.dtype, config.dtype_reason = best_dtype(device)
     print(f"Training in {config.dtype}: {config.dtype_reason}")
-    model.to(device, getattr(torch, config.dtype))  # technique 5: AdamW's moments follow
+    # Technique 5: weights, gradients and AdamW's moments in bfloat16, half the bytes. There is no
+    # float32 copy, so that an update below about 1/256 of a weight may round to nothing.
+    model.to(device, getattr(torch, config.dtype))
     config.compile = config.compile and can_compile(model, config)
-    return torch.compile(model) if config.compile else model  # technique 8
+    # Technique 8: fuses all between the matmuls into few kernels.
+    return torch.compile(model) if config.compile else model
 
 
 def count_parameters(model: nn.Module, config: Config) -> dict[str, int]:
@@ -287,14 +295,15 @@ def compute_loss(model: nn.Module, x_BT: torch.Tensor, y_BT: torch.Tensor) -> to
 
 
 def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """Has a name of its own, since some variants replace it."""
     loss.backward()
     optimizer.step()
 
 
-def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None:
-    """Trains `model` in place, timed by `now`, and reports to `run`; raises if a loss diverges."""
+def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
+    """Trains `model` in place, and reports to `run`; raises if a loss diverges."""
     training_model = prepare_model(model, config)  # it shares its weights with `model`
-    run.start(model, data, config)
+    run.start(model, data, config)  # records the settings, which prepare_model() has completed
     optimizer = make_optimizer(model, config)
     loader = make_loader(data.train, config)
     total_steps = count_steps(config, len(loader))
@@ -317,7 +326,8 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None
             done = step + 1 == total_steps
             if step % config.eval_freq == 0 or (step + 1) % len(loader) == 0 or done:
                 seconds = seconds_between(times)  # of each step; evaluation isn't timed
-                train_loss, val_loss = (evaluate(model, x, config) for x in (data.train, data.val))
+                train_loss = evaluate(model, data.train, config)
+                val_loss = evaluate(model, data.val, config)
                 run.log(epoch + 1, step, seconds, train_loss, val_loss)
                 check_loss(train_loss + val_loss, config)
                 done = done or val_loss <= config.target_loss
@@ -355,7 +365,7 @@ def evaluate(model: nn.Module, windows: TokenWindows, config: Config) -> float:
     first = Subset(windows, range(min(config.eval_windows, len(windows))))
     for x_BT, y_BT in DataLoader(first, min(8, config.batch_size)):
         logits_BTV = model(x_BT.to(config.device))
-        # Small batches and one window's loss at a time, so that training sets the memory's peak.
+        # Small batches and one window's loss at a time, to need less memory than training.
         for logits_TV, y_T in zip(logits_BTV, y_BT.to(config.device), strict=True):
             losses_T = F.cross_entropy(logits_TV.float(), y_T, reduction="none")
             loss_sum += losses_T.cpu().double().sum().item()  # mps has no float64
@@ -385,6 +395,11 @@ def now(device: torch.device):
     return event
 
 
+def tokens_per_second(seconds: list[float], config: Config) -> float | None:
+    """Returns the speed over steps that took so many seconds; None if there are none."""
+    return config.tokens_per_step * len(seconds) / sum(seconds) if seconds else None
+
+
 def seconds_between(times: list) -> list[float]:
     """Returns the seconds between timestamps; waits until a GPU has reached the last one."""
     if isinstance(times[0], float):
@@ -393,7 +408,7 @@ def seconds_between(times: list) -> list[float]:
     return [start.elapsed_time(end) / 1000 for start, end in zip(times, times[1:], strict=False)]
 
 
-# ---- Process and hardware ----------------------------------------------------------------------
+# ---- Process -----------------------------------------------------------------------------------
 
 def set_up_process() -> None:
     """Sets what holds for the whole process, before PyTorch first reads it."""
@@ -403,22 +418,24 @@ def set_up_process() -> None:
         signal.signal(number, interrupt)
     keep_compiled_code()
     os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # PyTorch needs it
-    os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # technique 8: quicker exp and tanh
-    # Technique 14: a later start finds ChunkedLoss compiled; its code is part of the cache's key.
+    os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # technique 8: cruder exp
+    # Technique 14: a later start finds ChunkedLoss compiled; the cache's key has its code.
     os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE_ALLOW_CUSTOM_AUTOGRAD", "1")
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # technique 12: huge pages (Linux)
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # technique 12: fewer page faults
     if not torch.cuda.is_available() and platform.libc_ver()[0] == "glibc":
         # Technique 15: freed memory stays for the next step.
         ctypes.CDLL(None).mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
         ctypes.CDLL(None).mallopt(-4, 0)  # M_MMAP_MAX: no block is mapped apart
-    if has_own_memory():
-        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # technique 15
+    if has_own_memory():  # technique 15: the segments of reserved memory grow, and leave no gaps
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
+
+# ---- Plumbing: hardware, memory, record, settings, errors --------------------------------------
 
 def keep_compiled_code() -> None:
-    """Takes the user's cache folder for compiled code, which else lies in /tmp until a reboot. Each
-    machine has its own part, since code is made for its CPU. A folder of the user's choice stays,
-    and so does PyTorch's where there is no home, or where it can't be written."""
+    """Keeps compiled code in ~/.cache, since /tmp is emptied at a reboot. Each machine has its own
+    part, since code is made for its CPU. A folder of the user's choice stays, and so does PyTorch's
+    where there is no home, or where it can't be written."""
     if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
         return
     try:
@@ -433,7 +450,7 @@ def keep_compiled_code() -> None:
 
 def has_own_memory() -> bool:
     """Returns whether there is an NVIDIA GPU, under Linux, with memory of its own; a GB10 uses the
-    host's. The driver is asked: PyTorch tells when its allocator has read its settings."""
+    host's. The driver is asked, since PyTorch could tell only when it is too late to set it up."""
     shared = ctypes.c_int()
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -447,8 +464,9 @@ def has_own_memory() -> bool:
 def best_dtype(device: torch.device) -> tuple[str, str]:
     """Returns bfloat16 if the hardware has units for it, else float32, and the reason."""
     if device.type == "cuda":
-        capability = "{}.{}".format(*torch.cuda.get_device_capability(device))
-        if float(capability) >= 8:
+        major, minor = torch.cuda.get_device_capability(device)
+        capability = f"{major}.{minor}"
+        if major >= 8:
             return "bfloat16", f"compute capability {capability}"
         return "float32", (f"compute capability {capability} has no bfloat16 units; for float16:"
                            " python patches/stack.py compose precision-fp16 --out my.py")
@@ -468,7 +486,7 @@ def can_compile(model: nn.Module, config: Config) -> bool:
         torch._dynamo.config.suppress_errors = False  # else a failure would run uncompiled
         with warnings.catch_warnings():  # which PyTorch gives on a GPU without bfloat16
             warnings.filterwarnings("error", ".*does not support bfloat16")
-            if torch.compile(lambda x: x + torch.compiler.is_compiling())(x)[0] == 2:
+            if torch.compile(lambda x: x + torch.compiler.is_compiling())(x)[0] == 2:  # 1 + True
                 return True
         reason = "it is switched off, maybe by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE"
     except Exception as error:
@@ -479,8 +497,8 @@ def can_compile(model: nn.Module, config: Config) -> bool:
 
 
 def hint_at_short_run(steps: int, device: torch.device) -> None:
-    """Tells who watches in a terminal where compiling may not pay: below half of the steps after
-    which it did, with an empty cache, on two CPU cores and on an H100."""
+    """Suggests --no-compile, in a terminal only, for runs too short to repay compiling: below half
+    of the steps at which it broke even, with an empty cache, on two CPU cores and on an H100."""
     pays_after = dict(cpu=50, cuda=680).get(device.type, 0)
     if steps < pays_after / 2 and sys.stdout.isatty():
         print(f"{steps} steps: the first time, compiling takes longer than it saves here;"
@@ -500,8 +518,6 @@ def attention_backend(model: nn.Module, config: Config) -> str | None:
               " try TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1")
     return kernel
 
-
-# ---- Plumbing: memory, record, settings, errors ------------------------------------------------
 
 def memory_gb(device: torch.device) -> dict[str, float | None]:
     """Returns reserved GB (1024³ bytes), now and at the peak; on a CPU the peak resident set."""
@@ -548,11 +564,10 @@ class Run:
     def log(self, epoch: int, step: int, seconds: list[float], train_loss, val_loss) -> None:
         """Reports the speed since the last line, and over all steps but the first, a warm-up."""
         self.seconds += seconds
-        tokens, warm = self.config.tokens_per_step, self.seconds[1:]
-        rate = tokens * len(seconds) / sum(seconds)
-        self.average = tokens * len(warm) / sum(warm) if warm else None
+        rate = tokens_per_second(seconds, self.config)
+        self.average = tokens_per_second(self.seconds[1:], self.config)  # the first step warms up
         losses = [x if math.isfinite(x) else None for x in (train_loss, val_loss)]  # no NaN in JSON
-        self.write("log", epoch=epoch, step=step, tokens=(step + 1) * tokens,
+        self.write("log", epoch=epoch, step=step, tokens=(step + 1) * self.config.tokens_per_step,
                    train_loss=losses[0], val_loss=losses[1], step_tok_per_sec=rate,
                    avg_tok_per_sec=self.average, seconds=seconds)
         print(f"Ep {epoch}, Step {step:06d}, Train: {train_loss:.3f}, Val: {val_loss:.3f}, "
@@ -566,12 +581,13 @@ class Run:
 
     def end(self, status: str, error: str | None) -> None:
         try:
+            memory = memory_gb(self.config.device)
             self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
-                       attention_backend=self.attention, **memory_gb(self.config.device))
+                       attention_backend=self.attention, **memory)
             self.file.close()
         except OSError as full:  # such as a full disk; an earlier error is printed already
             sys.exit(1 if error else f"error: {full}")
-        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # two steps warm up
+        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # the second may be slow
         if len(rates) >= 3:
             print(f"Median step tok/sec: {np.median(rates):.0f}")
 
@@ -597,19 +613,18 @@ def make_parser() -> argparse.ArgumentParser:
                                      argument_default=argparse.SUPPRESS, description="Train GPT-2"
                                      " on a book. The model cpu-demo has some defaults of its own.")
 
-    def add(flag: str, text: str, **how) -> None:
-        if "default" not in text:
-            text += f" (default: {getattr(Config, flag[2:].replace('-', '_'))})"
+    def add(flag: str, text: str, default: str | None = None, **how) -> None:
+        default = default or getattr(Config, flag[2:].replace("-", "_"))
         if "type" in how:
             how = dict(metavar="N") | how
-        parser.add_argument(flag, help=text, **how)
+        parser.add_argument(flag, help=f"{text} (default: {default})", **how)
 
     count = between(int, 1)
     switch = argparse.BooleanOptionalAction
-    add("--model", "model size (default: gpt2 on CUDA, else cpu-demo)", choices=MODELS)
+    add("--model", "model size", "gpt2 on CUDA, else cpu-demo", choices=MODELS)
     add("--context-length", "tokens per window", type=count)
     add("--dropout", "share of activations zeroed in training", type=between(float, 0, 1))
-    add("--dtype", "weight dtype (default: bfloat16 if the hardware supports it)",
+    add("--dtype", "weight dtype", "bfloat16 if the hardware supports it",
         choices=("auto", "float32", "bfloat16"))
     add("--batch-size", "windows per step", type=count)
     add("--learning-rate", "AdamW's learning rate", type=between(float, 0, 1e36))
@@ -617,14 +632,14 @@ def make_parser() -> argparse.ArgumentParser:
     add("--compile", "torch.compile, not on mps", action=switch)
     add("--seed", "seed of the weights, dropout and batch order", type=between(int, 0, 2**63))
     add("--epochs", "epochs; training stops at the first limit reached", type=count)
-    add("--max-steps", "steps; default: no limit", type=count)
-    add("--max-tokens", "tokens; default: no limit, for cpu-demo 40,960", type=count)
-    add("--target-loss", "stop at this validation loss; default: none", type=between(float, 0))
+    add("--max-steps", "steps", "no limit", type=count)
+    add("--max-tokens", "tokens", "no limit, for cpu-demo 40,960", type=count)
+    add("--target-loss", "stop at this validation loss", "none", type=between(float, 0))
     add("--eval-freq", "steps between log lines; each epoch ends with another line", type=count)
     add("--eval-windows", "windows per split used to compute losses", type=count)
-    add("--device", "such as cuda:1; default: cuda, else mps, else cpu")
-    add("--data", "folder of the tokens; default: data/ beside this file")
-    add("--results-dir", "folder of the record; default: results/")
+    add("--device", "such as cuda:1", "cuda, else mps, else cpu")
+    add("--data", "folder of the tokens", "data/ beside this file")
+    add("--results-dir", "folder of the record", "results/")
     add("--name", "name of the run in its record", type=file_name, metavar="NAME")
     return parser
 
@@ -669,7 +684,7 @@ def interrupt(number, frame) -> None:
 
 
 def ignore_signals() -> None:
-    """Has no signal cut the end of a run short."""
+    """Ignores further signals, so that none cuts the end of a run short."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
@@ -683,8 +698,8 @@ def first_line(error: BaseException) -> str:
 
 
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
-    """Returns a status, a line and an exit code. Triton's "out of resource" is the chip's own
-    memory, which no smaller batch helps."""
+    """Returns a status, a line and an exit code. Triton's "out of resource" is memory on the chip
+    itself; a smaller batch doesn't help."""
     text = first_line(error)
     signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
              "bad_alloc", "allocate memory", "create a memory")
@@ -702,18 +717,20 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
 
 
 def main() -> int:
-    run, config, (status, message, code) = Run(), None, ("complete", None, 0)
+    run, config = Run(), None
+    status, message, code = "complete", None, 0
     try:
         set_up_process()
         config = configure()
         data = load_data(config)
         torch.manual_seed(config.seed)
         model = GPTModel(config)  # on the CPU, so that weights don't depend on the device
-        train(model, data, config, run, now)
+        train(model, data, config, run)
     except (Exception, KeyboardInterrupt) as error:
         ignore_signals()
         status, message, code = explain(error, config)
         print(f"error: {message}", file=sys.stderr)
+    ignore_signals()
     if run.file is not None:  # else it failed before run.start()
         run.end(status, message)
     return code

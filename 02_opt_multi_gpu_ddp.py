@@ -2,12 +2,16 @@
 
     torchrun --nproc_per_node=4 02_opt_multi_gpu_ddp.py    # one process per GPU
 
-00_orig.py spells out model and training loop, 01_opt_single_gpu.py adds fifteen speed techniques,
-02_opt_multi_gpu_ddp.py trains on many GPUs. This is a benchmark, not a training recipe: that would
-also schedule the learning rate, clip gradients, initialize weights as GPT-2 does and decay only
-matrices. Read from data to hardware, and stop at "Plumbing", which is there for robustness; main()
-at the end ties all together. Name suffixes give tensor dimensions: B batch, T tokens of the
-context, C channels (the width), H heads, D channels of one head, V vocabulary.
+00_orig.py spells everything out. 01_opt_single_gpu.py, and 02_opt_multi_gpu_ddp.py for many GPUs,
+add fifteen techniques: 1 no stored mask, 2 TF32, 3 fused AdamW, 4 pinned batches, 5 bfloat16,
+6 built-in layers, 7 FlashAttention, 8 torch.compile, 9 padded vocabulary, 10 larger batch, 11 fused
+QKV, 12 huge pages, 13 compiled loss, 14 chunked cross-entropy, 15 allocator settings.
+
+This is a benchmark, not a training recipe: that would also schedule the learning rate, clip
+gradients, initialize weights as GPT-2 does and decay only matrices. Read data, model, training and
+process, then main() at the end; "Plumbing" in between makes it robust. Name suffixes give tensor
+dimensions: B batch, T tokens of the context, C channels (the width), H heads, D channels of one
+head, V vocabulary, N tokens of the batch, M of a part of it.
 """
 
 import argparse
@@ -27,6 +31,7 @@ import warnings
 from collections import namedtuple
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -35,13 +40,13 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, Subset
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset
 
 HERE = Path(__file__).resolve().parent
 
 # ---- Settings ----------------------------------------------------------------------------------
 
-MODELS = {  # cpu-demo takes a minute on a CPU, where fast attention has no dropout
+MODELS = {  # cpu-demo trains for a minute; without dropout, which fast attention lacks on a CPU
     "gpt2": dict(layers=12, heads=12, width=768),
     "gpt2-medium": dict(layers=24, heads=16, width=1024),
     "gpt2-large": dict(layers=36, heads=20, width=1280),
@@ -65,7 +70,7 @@ class Config:
     dtype: str = "auto"
     dtype_reason: str = "by --dtype"
 
-    batch_size: int = 32  # technique 10
+    batch_size: int = 32  # technique 10; of each rank: the learning rate isn't raised with it
     learning_rate: float = 5e-4
     weight_decay: float = 0.1
     compile: bool = True
@@ -77,7 +82,7 @@ class Config:
     target_loss: float = 0.0
     eval_freq: int = 15
     eval_windows: int = 40
-    device: torch.device = None
+    device: torch.device | None = None  # configure() sets it
     rank: int = 0  # of world_size processes; torchrun gives each of them these four numbers
     world_size: int = 1
     local_rank: int = 0  # the same on its machine
@@ -127,13 +132,13 @@ def load_data(config: Config) -> Data:
 
 def read_data(folder: Path, config: Config) -> Data:
     """Reads what prepare.py wrote; tokens are mapped into memory, not copied."""
-    meta, words = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-                   for name in ("meta", "vocabulary"))
-    json.dumps(meta, allow_nan=False)  # raises for NaN, which the record can't hold
-    train, val = (np.memmap(folder / f"{part}.bin", "<u2", "r", shape=meta["tokens"][part])
-                  for part in ("train", "val"))
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    train = np.memmap(folder / "train.bin", "<u2", "r", shape=meta["tokens"]["train"])
+    val = np.memmap(folder / "val.bin", "<u2", "r", shape=meta["tokens"]["val"])
     if max(train.max(), val.max()) >= config.vocab_size:
         raise ValueError("ids that the model doesn't have")
+    # The tokenizer is kept beside the tokens, so that nothing is downloaded here.
+    words = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
     ids = {word.encode("latin-1"): i for i, word in enumerate(words["tokens"])}
     tokenizer = tiktoken.Encoding(meta["tokenizer"], pat_str=words["pattern"],
                                   mergeable_ranks=ids, special_tokens=words["special"])
@@ -146,21 +151,37 @@ def prepare_data(config: Config) -> None:
     that has a disk of its own."""
     folder, script = Path(config.data), HERE / "data" / "prepare.py"  # it writes meta.json last
     is_default = config.data == Config.data and script.exists()
-    for is_chosen in (config.rank == 0, config.local_rank == 0 < config.rank):
+    for is_chosen in (config.rank == 0, config.local_rank == 0 and config.rank > 0):
         if is_chosen and is_default and not (folder / "meta.json").exists():
             print(f"No tokens in {folder}: running data/prepare.py", flush=True)
             subprocess.run([sys.executable, script])
         dist.barrier()
 
 
+class RankSampler(RandomSampler):
+    """Draws windows in an order that all ranks share. Of n ranks, number r takes every n-th window,
+    from the r-th on: with a batch of B they take what one process with n times B would."""
+
+    def __init__(self, windows: TokenWindows, passes: int, config: Config):
+        count = passes * len(windows)
+        super().__init__(windows, num_samples=count, generator=torch.Generator())
+        self.rank, self.ranks = config.rank, config.world_size
+
+    def __len__(self) -> int:
+        return self.num_samples // self.ranks
+
+    def __iter__(self):
+        return islice(super().__iter__(), self.rank, len(self) * self.ranks, self.ranks)
+
+
 def make_loader(windows: TokenWindows, config: Config) -> DataLoader:
-    """Returns this rank's share of an epoch, which repeats a short text to get to 8 steps."""
+    """Returns this rank's batches; train() seeds their order each epoch. So that many GPUs have
+    steps to measure, an epoch repeats a short text until it has 8."""
     passes = math.ceil(8 * config.batch_size * config.world_size / len(windows))
     if passes > 1:
         print(f"One pass over the text has fewer than 8 steps: each epoch makes {passes}")
-    windows = Subset(windows, [*range(len(windows))] * passes)  # train() shuffles them
-    sampler = DistributedSampler(windows, shuffle=False, drop_last=True)
-    pin = config.device.type == "cuda"  # technique 4: page-locked memory, copied while it computes
+    sampler = RankSampler(windows, passes, config)
+    pin = config.device.type == "cuda"  # technique 4: page-locked, so that the CPU needn't wait
     return DataLoader(windows, config.batch_size, sampler=sampler, drop_last=True, pin_memory=pin)
 
 
@@ -176,7 +197,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.heads, self.head_dim = config.heads, config.width // config.heads
-        # Technique 11: one matmul in place of three.
+        # Technique 11: one matmul in place of three. The initial weights are other ones than in 00.
         self.query_key_value = nn.Linear(config.width, 3 * config.width, bias=False)
         self.out = nn.Linear(config.width, config.width)
         self.dropout = config.dropout
@@ -186,7 +207,7 @@ class MultiHeadAttention(nn.Module):
         q_BTC, k_BTC, v_BTC = self.query_key_value(x_BTC).chunk(3, dim=-1)
         q_BHTD, k_BHTD, v_BHTD = (t.view(B, T, self.heads, self.head_dim).transpose(1, 2)
                                   for t in (q_BTC, k_BTC, v_BTC))
-        # Technique 7: one kernel, which never stores the scores of all pairs of tokens.
+        # Technique 7: one kernel, which stores neither the scores of all pairs nor a mask.
         y_BHTD = F.scaled_dot_product_attention(
             q_BHTD, k_BHTD, v_BHTD, dropout_p=self.dropout if self.training else 0, is_causal=True
         )
@@ -196,7 +217,7 @@ class MultiHeadAttention(nn.Module):
 class TransformerBlock(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
-        self.norm1 = nn.LayerNorm(config.width)  # technique 6: a kernel each, also for the GELU
+        self.norm1 = nn.LayerNorm(config.width)  # technique 6: it is one kernel, as the GELU below
         self.attention = MultiHeadAttention(config)
         self.norm2 = nn.LayerNorm(config.width)
         self.feed_forward = nn.Sequential(
@@ -224,7 +245,8 @@ class GPTModel(nn.Module):
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
 
     def forward(self, ids_BT, targets_BT=None):
-        """Returns logits, or with targets the mean loss. Technique 13: torch.compile sees both."""
+        """Returns logits, or with targets the mean loss. Technique 13: it is computed here, so that
+        torch.compile fuses it, too."""
         positions_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
         x_BTC = self.token_embedding(ids_BT) + self.position_embedding(positions_T)
         x_BTC = self.blocks(self.dropout(x_BTC))
@@ -244,7 +266,7 @@ class ChunkedLoss(torch.autograd.Function):
     def forward(ctx, x_NC, weight_VC, targets_N):
         """Returns the sum of the losses."""
         chunk = max(1024, math.ceil(len(targets_N) / 8))  # smaller ones leave a GPU idle
-        losses, x_gradients, sum_VC = [], [], None
+        losses, x_gradients, head_gradient_VC = [], [], None
         ids_V = torch.arange(len(weight_VC), dtype=torch.int32, device=x_NC.device)
         for x_MC, targets_M in zip(x_NC.split(chunk), targets_N.split(chunk), strict=True):
             targets_M1 = targets_M[:, None]
@@ -258,35 +280,39 @@ class ChunkedLoss(torch.autograd.Function):
             one_hot_MV = (ids_V == targets_M1.int()).float()
             gradient_MV = (exp_MV / sum_M1 - one_hot_MV).to(x_MC.dtype)
             x_gradients.append(gradient_MV @ weight_VC)
-            part_VC = gradient_MV.T @ x_MC
-            sum_VC = part_VC if sum_VC is None else sum_VC + part_VC
-        ctx.save_for_backward(torch.cat(x_gradients), sum_VC)
-        return torch.stack(losses).sum()  # a running sum made torch.compile keep all logits
+            part_VC = gradient_MV.T @ x_MC  # in the weights' type, and so are the sums
+            head_gradient_VC = part_VC if head_gradient_VC is None else head_gradient_VC + part_VC
+        ctx.save_for_backward(torch.cat(x_gradients), head_gradient_VC)
+        return torch.stack(losses).sum()  # with `loss += ...` torch.compile kept all logits
 
     @staticmethod
     def backward(ctx, gradient):
-        x_gradient_NC, weight_gradient_VC = ctx.saved_tensors
-        return gradient * x_gradient_NC, gradient * weight_gradient_VC, None
+        x_gradient_NC, head_gradient_VC = ctx.saved_tensors
+        return gradient * x_gradient_NC, gradient * head_gradient_VC, None
 
 
 def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     """Moves `model` to the device, in place, and returns the model that training steps call."""
     torch.set_float32_matmul_precision("high")  # technique 2: TF32, for weights in float32
     device = config.device
-    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # cuDNN rounds dropout to sixteenths
+    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # it rounds dropout to 1/16
     if config.dtype == "auto":
-        dist.broadcast_object_list(answer := [*best_dtype(device)])  # rank 0's, if they differ
+        answer = [*best_dtype(device)]
+        dist.broadcast_object_list(answer)  # rank 0's, if they differ
         config.dtype, config.dtype_reason = answer
     print(f"Training in {config.dtype}: {config.dtype_reason}")
-    model.to(device, getattr(torch, config.dtype))  # technique 5: AdamW's moments follow
+    # Technique 5: weights, gradients and AdamW's moments in bfloat16, half the bytes. There is no
+    # float32 copy, so that an update below about 1/256 of a weight may round to nothing.
+    model.to(device, getattr(torch, config.dtype))
     config.compile = config.compile and can_compile(model, config)
-    if any(sum_over_ranks([not config.compile])) and config.compile:  # one would slow all down
+    (failures,) = sum_over_ranks([not config.compile])
+    if failures and config.compile:  # one rank would slow all others down
         config.compile = False
         print("Training without torch.compile, which doesn't work on another rank")
-    # DDP averages gradients over the ranks in loss.backward(). It comes before the compiler, which
-    # cuts the graph where gradients are sent, and would warn on each rank of DDP's profiling.
+    # DDP averages gradients over the ranks in loss.backward(), bucket by bucket. The compiler cuts
+    # its graph there (technique 8), so that buckets are sent while others are computed.
     ddp_model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    logging.getLogger("torch._dynamo.variables.ctx_manager").setLevel(logging.ERROR)
+    logging.getLogger("torch._dynamo.variables.ctx_manager").setLevel(logging.ERROR)  # of profiling
     return torch.compile(ddp_model) if config.compile else ddp_model
 
 
@@ -311,14 +337,15 @@ def compute_loss(model: nn.Module, x_BT: torch.Tensor, y_BT: torch.Tensor) -> to
 
 
 def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """Has a name of its own, since some variants replace it."""
     loss.backward()
     optimizer.step()
 
 
-def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None:
-    """Trains `model` in place, timed by `now`, and reports to `run`; raises if a loss diverges."""
+def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
+    """Trains `model` in place, and reports to `run`; raises if a loss diverges."""
     training_model = prepare_model(model, config)  # it shares its weights with `model`
-    run.start(model, data, config)
+    run.start(model, data, config)  # records the settings, which prepare_model() has completed
     optimizer = make_optimizer(model, config)
     loader = make_loader(data.train, config)
     total_steps = count_steps(config, len(loader))
@@ -327,8 +354,8 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None
         hint_at_short_run(total_steps, config.device)
 
     for epoch in range(config.epochs):
-        seeded = torch.Generator().manual_seed(config.seed + epoch)
-        loader.dataset.indices[:] = RandomSampler(data.train, False, len(loader.dataset), seeded)
+        loader.sampler.generator.manual_seed(config.seed + epoch)
+        dist.barrier()  # as below
         times = [now(config.device)]  # the clock starts: fetching batches is timed
         for step, (x_BT, y_BT) in enumerate(loader, start=epoch * len(loader)):
             x_BT = x_BT.to(config.device, non_blocking=loader.pin_memory)
@@ -342,9 +369,11 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None
             done = step + 1 == total_steps
             if step % config.eval_freq == 0 or (step + 1) % len(loader) == 0 or done:
                 seconds = seconds_between(times)  # of each step; evaluation isn't timed
-                train_loss, val_loss = (evaluate(model, x, config) for x in (data.train, data.val))
+                train_loss = evaluate(model, data.train, config)
+                val_loss = evaluate(model, data.val, config)
                 run.log(epoch + 1, step, seconds, train_loss, val_loss)
                 check_loss(train_loss + val_loss, config)
+                dist.barrier()  # rank 0 also writes; the clock starts again on all ranks at once
                 done = done or val_loss <= config.target_loss
                 times = [now(config.device)]  # the clock starts again
             if done:
@@ -381,7 +410,7 @@ def evaluate(model: nn.Module, windows: TokenWindows, config: Config) -> float:
     first = Subset(windows, range(config.rank, count, config.world_size))  # this rank's share
     for x_BT, y_BT in DataLoader(first, min(8, config.batch_size)):
         logits_BTV = model(x_BT.to(config.device))
-        # Small batches and one window's loss at a time, so that training sets the memory's peak.
+        # Small batches and one window's loss at a time, to need less memory than training.
         for logits_TV, y_T in zip(logits_BTV, y_BT.to(config.device), strict=True):
             losses_T = F.cross_entropy(logits_TV.float(), y_T, reduction="none")
             loss_sum += losses_T.cpu().double().sum().item()  # mps has no float64
@@ -411,6 +440,11 @@ def now(device: torch.device):
     return event
 
 
+def tokens_per_second(seconds: list[float], config: Config) -> float | None:
+    """Returns the speed over steps that took so many seconds; None if there are none."""
+    return config.tokens_per_step * len(seconds) / sum(seconds) if seconds else None
+
+
 def seconds_between(times: list) -> list[float]:
     """Returns the seconds between timestamps; waits until a GPU has reached the last one."""
     if isinstance(times[0], float):
@@ -419,7 +453,7 @@ def seconds_between(times: list) -> list[float]:
     return [start.elapsed_time(end) / 1000 for start, end in zip(times, times[1:], strict=False)]
 
 
-# ---- Process and hardware ----------------------------------------------------------------------
+# ---- Process -----------------------------------------------------------------------------------
 
 def set_up_process(rank: int = 0) -> None:
     """Sets what holds for the whole process, before PyTorch first reads it."""
@@ -430,22 +464,24 @@ def set_up_process(rank: int = 0) -> None:
         signal.signal(number, interrupt)
     keep_compiled_code()
     os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # PyTorch needs it
-    os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # technique 8: quicker exp and tanh
-    # Technique 14: a later start finds ChunkedLoss compiled; its code is part of the cache's key.
+    os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # technique 8: cruder exp
+    # Technique 14: a later start finds ChunkedLoss compiled; the cache's key has its code.
     os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE_ALLOW_CUSTOM_AUTOGRAD", "1")
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # technique 12: huge pages (Linux)
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # technique 12: fewer page faults
     if not torch.cuda.is_available() and platform.libc_ver()[0] == "glibc":
         # Technique 15: freed memory stays for the next step.
         ctypes.CDLL(None).mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
         ctypes.CDLL(None).mallopt(-4, 0)  # M_MMAP_MAX: no block is mapped apart
-    if has_own_memory():
-        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # technique 15
+    if has_own_memory():  # technique 15: the segments of reserved memory grow, and leave no gaps
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
+
+# ---- Plumbing: hardware, memory, record, settings, errors --------------------------------------
 
 def keep_compiled_code() -> None:
-    """Takes the user's cache folder for compiled code, which else lies in /tmp until a reboot. Each
-    machine has its own part, since code is made for its CPU. A folder of the user's choice stays,
-    and so does PyTorch's where there is no home, or where it can't be written."""
+    """Keeps compiled code in ~/.cache, since /tmp is emptied at a reboot. Each machine has its own
+    part, since code is made for its CPU. A folder of the user's choice stays, and so does PyTorch's
+    where there is no home, or where it can't be written."""
     if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
         return
     try:
@@ -460,7 +496,7 @@ def keep_compiled_code() -> None:
 
 def has_own_memory() -> bool:
     """Returns whether there is an NVIDIA GPU, under Linux, with memory of its own; a GB10 uses the
-    host's. The driver is asked: PyTorch tells when its allocator has read its settings."""
+    host's. The driver is asked, since PyTorch could tell only when it is too late to set it up."""
     shared = ctypes.c_int()
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -474,8 +510,9 @@ def has_own_memory() -> bool:
 def best_dtype(device: torch.device) -> tuple[str, str]:
     """Returns bfloat16 if the hardware has units for it, else float32, and the reason."""
     if device.type == "cuda":
-        capability = "{}.{}".format(*torch.cuda.get_device_capability(device))
-        if float(capability) >= 8:
+        major, minor = torch.cuda.get_device_capability(device)
+        capability = f"{major}.{minor}"
+        if major >= 8:
             return "bfloat16", f"compute capability {capability}"
         return "float32", (f"compute capability {capability} has no bfloat16 units; for float16:"
                            " python patches/stack.py compose precision-fp16 --out my.py")
@@ -495,7 +532,7 @@ def can_compile(model: nn.Module, config: Config) -> bool:
         torch._dynamo.config.suppress_errors = False  # else a failure would run uncompiled
         with warnings.catch_warnings():  # which PyTorch gives on a GPU without bfloat16
             warnings.filterwarnings("error", ".*does not support bfloat16")
-            if torch.compile(lambda x: x + torch.compiler.is_compiling())(x)[0] == 2:
+            if torch.compile(lambda x: x + torch.compiler.is_compiling())(x)[0] == 2:  # 1 + True
                 return True
         reason = "it is switched off, maybe by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE"
     except Exception as error:
@@ -506,8 +543,8 @@ def can_compile(model: nn.Module, config: Config) -> bool:
 
 
 def hint_at_short_run(steps: int, device: torch.device) -> None:
-    """Tells who watches in a terminal where compiling may not pay: below half of the steps after
-    which it did, with an empty cache, on two CPU cores and on an H100."""
+    """Suggests --no-compile, in a terminal only, for runs too short to repay compiling: below half
+    of the steps at which it broke even, with an empty cache, on two CPU cores and on an H100."""
     pays_after = dict(cpu=50, cuda=680).get(device.type, 0)
     if steps < pays_after / 2 and sys.stdout.isatty():
         print(f"{steps} steps: the first time, compiling takes longer than it saves here;"
@@ -527,8 +564,6 @@ def attention_backend(model: nn.Module, config: Config) -> str | None:
               " try TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1")
     return kernel
 
-
-# ---- Plumbing: memory, record, settings, errors ------------------------------------------------
 
 def memory_gb(device: torch.device) -> dict[str, float | None]:
     """Returns reserved GB (1024³ bytes), now and at the peak; on a CPU the peak resident set."""
@@ -573,28 +608,25 @@ class Run:
               f"{settings['parameters']:,} parameters\nRecord: {path}")
 
     def write(self, event: str, **figures) -> None:
-        if event == "end":
-            figures |= self.memory
         print(json.dumps({"event": event, **figures}, allow_nan=False), file=self.file, flush=True)
 
     def log(self, epoch: int, step: int, seconds: list[float], train_loss, val_loss) -> None:
-        """Reports the speed since the last line, and over all steps but the first, a warm-up."""
+        """Reports the speed since the last line, and over all steps but the first, a warm-up; with
+        several ranks without each line's first step, which began on idle GPUs."""
         ranks = self.config.world_size
         seconds = [total / ranks for total in sum_over_ranks(seconds)]  # their mean
         steady = seconds
-        if ranks > 1 and len(seconds) > 1:  # the first one began on idle GPUs
+        if ranks > 1 and len(seconds) > 1:
             steady = seconds[1:]
         self.seconds += steady
-        tokens, warm = self.config.tokens_per_step, self.seconds[1:]
-        rate = tokens * len(steady) / sum(steady)
-        self.average = tokens * len(warm) / sum(warm) if warm else None
+        rate = tokens_per_second(steady, self.config)
+        self.average = tokens_per_second(self.seconds[1:], self.config)  # the first step warms up
         losses = [x if math.isfinite(x) else None for x in (train_loss, val_loss)]  # no NaN in JSON
-        self.write("log", epoch=epoch, step=step, tokens=(step + 1) * tokens,
+        self.write("log", epoch=epoch, step=step, tokens=(step + 1) * self.config.tokens_per_step,
                    train_loss=losses[0], val_loss=losses[1], step_tok_per_sec=rate,
                    avg_tok_per_sec=self.average, seconds=seconds)
         print(f"Ep {epoch}, Step {step:06d}, Train: {train_loss:.3f}, Val: {val_loss:.3f}, "
               f"Step tok/sec: {rate:.0f}, Avg tok/sec: {self.average or 0:.0f}", flush=True)
-        dist.barrier()  # rank 0 writes more; the clock starts on all ranks at once
 
     def epoch(self, epoch: int, model: nn.Module, tokenizer: tiktoken.Encoding) -> None:
         text, memory = sample(model, tokenizer, self.config), memory_gb(self.config.device)
@@ -602,16 +634,16 @@ class Run:
         self.write("epoch", epoch=epoch, **memory, sample=text)
         print("".join(c if c.isprintable() else " " for c in text))
         print(f"Reserved memory: {memory['reserved_gb'] or math.nan:.4f} GB\n", flush=True)
-        dist.barrier()  # as in log()
 
     def end(self, status: str, error: str | None) -> None:
         try:
+            memory = self.memory or memory_gb(self.config.device)  # after an error no rank is asked
             self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
-                       attention_backend=self.attention, **memory_gb(self.config.device))
+                       attention_backend=self.attention, **memory)
             self.file.close()
         except OSError as full:  # such as a full disk; an earlier error is printed already
             sys.exit(1 if error else f"error: {full}")
-        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # two steps warm up
+        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # the second may be slow
         if len(rates) >= 3:
             print(f"Median step tok/sec: {np.median(rates):.0f}")
 
@@ -637,34 +669,33 @@ def make_parser() -> argparse.ArgumentParser:
                                      argument_default=argparse.SUPPRESS, description="Train GPT-2"
                                      " on a book. The model cpu-demo has some defaults of its own.")
 
-    def add(flag: str, text: str, **how) -> None:
-        if "default" not in text:
-            text += f" (default: {getattr(Config, flag[2:].replace('-', '_'))})"
+    def add(flag: str, text: str, default: str | None = None, **how) -> None:
+        default = default or getattr(Config, flag[2:].replace("-", "_"))
         if "type" in how:
             how = dict(metavar="N") | how
-        parser.add_argument(flag, help=text, **how)
+        parser.add_argument(flag, help=f"{text} (default: {default})", **how)
 
     count = between(int, 1)
     switch = argparse.BooleanOptionalAction
-    add("--model", "model size (default: gpt2 on CUDA, else cpu-demo)", choices=MODELS)
+    add("--model", "model size", "gpt2 on CUDA, else cpu-demo", choices=MODELS)
     add("--context-length", "tokens per window", type=count)
     add("--dropout", "share of activations zeroed in training", type=between(float, 0, 1))
-    add("--dtype", "weight dtype (default: bfloat16 if the hardware supports it)",
+    add("--dtype", "weight dtype", "bfloat16 if the hardware supports it",
         choices=("auto", "float32", "bfloat16"))
     add("--batch-size", "windows per step and process", type=count)
     add("--learning-rate", "AdamW's learning rate", type=between(float, 0, 1e36))
     add("--weight-decay", "AdamW's weight decay", type=between(float, 0))
-    add("--compile", "torch.compile, not on mps", action=switch)
+    add("--compile", "torch.compile", action=switch)
     add("--seed", "seed of the weights, dropout and batch order", type=between(int, 0, 2**63))
     add("--epochs", "epochs of 8 steps or more; training stops at the first limit", type=count)
-    add("--max-steps", "steps; default: no limit", type=count)
-    add("--max-tokens", "tokens of all processes; default: no limit", type=count)
-    add("--target-loss", "stop at this validation loss; default: none", type=between(float, 0))
+    add("--max-steps", "steps", "no limit", type=count)
+    add("--max-tokens", "tokens of all processes", "no limit, for cpu-demo 40,960", type=count)
+    add("--target-loss", "stop at this validation loss", "none", type=between(float, 0))
     add("--eval-freq", "steps between log lines; each epoch ends with another line", type=count)
     add("--eval-windows", "windows per split used to compute losses", type=count)
-    add("--device", "default: cuda, else cpu", choices=("cpu", "cuda"))
-    add("--data", "folder of the tokens; default: data/ beside this file")
-    add("--results-dir", "folder of the record; default: results/")
+    add("--device", "kind of device", "cuda, else cpu", choices=("cpu", "cuda"))
+    add("--data", "folder of the tokens", "data/ beside this file")
+    add("--results-dir", "folder of the record", "results/")
     add("--name", "name of the run in its record", type=file_name, metavar="NAME")
     return parser
 
@@ -734,8 +765,7 @@ def compare_ranks(config: Config) -> None:
     for rank, settings in enumerate(everyone):
         for name, first in everyone[0].items():
             if settings.get(name) != first:
-                raise UserError(f"rank {rank} has --{name.replace('_', '-')} {settings.get(name)},"
-                                f" rank 0 has {first}")
+                raise UserError(f"rank {rank} has {name} {settings.get(name)}, rank 0 has {first}")
 
 
 def sum_over_ranks(values: list[float]) -> list[float]:
@@ -748,7 +778,8 @@ def sum_over_ranks(values: list[float]) -> list[float]:
 
 def largest_over_ranks(figures: dict[str, float | None]) -> dict[str, float | None]:
     """Returns each figure's largest: that of the rank which runs out of memory first."""
-    dist.all_gather_object(everyone := [figures] * dist.get_world_size(), figures)
+    everyone = [figures] * dist.get_world_size()
+    dist.all_gather_object(everyone, figures)
     return {name: max(rank[name] or 0 for rank in everyone) or None for name in figures}
 
 
@@ -763,7 +794,7 @@ def interrupt(number, frame) -> None:
 
 
 def ignore_signals() -> None:
-    """Has no signal cut the end of a run short."""
+    """Ignores further signals, so that none cuts the end of a run short."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
@@ -777,8 +808,8 @@ def first_line(error: BaseException) -> str:
 
 
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
-    """Returns a status, a line and an exit code. Triton's "out of resource" is the chip's own
-    memory, which no smaller batch helps."""
+    """Returns a status, a line and an exit code. Triton's "out of resource" is memory on the chip
+    itself; a smaller batch doesn't help."""
     text = first_line(error)
     signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
              "bad_alloc", "allocate memory", "create a memory")
@@ -797,7 +828,8 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
 
 def main() -> int:
     rank = int(os.environ.get("RANK") or 0)  # torchrun's number of this process
-    run, config, (status, message, code) = Run(), None, ("complete", None, 0)
+    run, config = Run(), None
+    status, message, code = "complete", None, 0
     try:
         set_up_process(rank)
         config = configure()
@@ -805,13 +837,14 @@ def main() -> int:
         data = load_data(config)
         torch.manual_seed(config.seed + rank)  # for dropout; DDP starts all from rank 0's weights
         model = GPTModel(config)  # on the CPU, so that weights don't depend on the device
-        train(model, data, config, run, now)
+        train(model, data, config, run)
         dist.destroy_process_group()  # not after an error, where it would wait for other ranks
     except (Exception, KeyboardInterrupt) as error:
         ignore_signals()
         status, message, code = explain(error, config)
         if rank == 0 or status not in ("interrupted", "diverged"):  # which end all ranks at once
             print(f"error: rank {rank}: {message}", file=sys.stderr)
+    ignore_signals()
     if run.file is not None:  # else it failed before run.start()
         run.end(status, message)
     return code

@@ -97,6 +97,23 @@ def matmul_peak(dtype: str) -> dict[str, float]:
     return {name: product_rate(name) for name in has if has[name]}
 
 
+def copy_rate(minimum: float = 1) -> float:
+    """Returns the bytes per second that a copy reads and writes, of more than any cache holds,
+    repeated for `minimum` seconds: the median."""
+    import torch
+    from torch.utils.benchmark import Timer
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    source = torch.ones(2**28, dtype=torch.uint8, device=device)
+    target = torch.ones_like(source)
+    timer = Timer(
+        "target.copy_(source)",
+        globals=dict(target=target, source=source),
+        num_threads=torch.get_num_threads(),
+    )
+    return 2 * len(source) / timer.blocked_autorange(min_run_time=minimum).median
+
+
 def this_machine() -> dict:
     """Returns what an audit has to know: the `name` of the device, "cuda" or "cpu", its compute
     `capability` or None, the type `dtype` that it trains in best, and the bytes of its memory."""

@@ -281,7 +281,11 @@ class Children:
         self.ran, self.calls, self.asked = [], [], []
         self.does, self.stop_at, self.refuses = {}, None, None
         self.answers = dict(
-            this_machine=machine, matmul_peak=PEAK, matmul_rate=4e12, free_memory=[81_000]
+            this_machine=machine,
+            matmul_peak=PEAK,
+            matmul_rate=4e12,
+            copy_rate=2e10,
+            free_memory=[81_000],
         )
         for name, value in (self.processes() | self.surroundings(build)).items():
             monkeypatch.setattr(name, value)

@@ -462,7 +462,7 @@ def test_a_loss_that_is_not_finite_names_the_compilers_bug(
     ):
         monkeypatch.setattr(script, name, lambda *_, answer=answer: answer)
     with pytest.raises(FloatingPointError, match=f"is not finite: {says}"):
-        script.train(None, mock.Mock(), config, mock.Mock(), script.now)
+        script.train(None, mock.Mock(), config, mock.Mock())
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def one_rank(script):
 
 def losses_of(script, model, config, windows, losses=None) -> list[tuple]:
     losses = losses or Losses()
-    script.train(model, script.Data({}, *windows, None), config, losses, script.now)
+    script.train(model, script.Data({}, *windows, None), config, losses)
     return losses.rows
 
 

@@ -184,8 +184,8 @@ def wait_for_two_ranks(saved, run) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "says"),
     [
-        (["--batch-size", 4], [], "rank 1 has --batch-size 2, rank 0 has 4"),
-        ([], ["--data", "none"], "rank 1 has --data/meta.json missing, rank 0 has "),
+        (["--batch-size", 4], [], "rank 1 has batch_size 2, rank 0 has 4"),
+        ([], ["--data", "none"], "rank 1 has data/meta.json missing, rank 0 has "),
     ],
 )
 def test_two_nodes_that_differ(bench, port, monkeypatch, first, second, says):
@@ -223,7 +223,7 @@ def test_ranks_are_compared(stages, monkeypatch, tmp_path):
     own |= {"rank", "world_size", "local_rank", "local_world_size"}
     for setting in fields(script.Config):
         if setting.name not in own:
-            flag = "--" + setting.name.replace("_", "-")
-            assert compare(**{setting.name: 7}).startswith(f"rank 2 has {flag} 7, rank 0 has ")
+            says = f"rank 2 has {setting.name} 7, rank 0 has "
+            assert compare(**{setting.name: 7}).startswith(says)
     other = write_tokens(tmp_path / "other", train=3000)
-    assert compare(data=str(other)).startswith("rank 2 has --data/meta.json ")
+    assert compare(data=str(other)).startswith("rank 2 has data/meta.json ")

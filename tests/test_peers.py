@@ -11,6 +11,8 @@ from made_up import CPU, MACHINE, carry_out, cells_of, setup_of, shown, speeds_o
 from matplotlib import pyplot as plt
 
 from bench.analysis.folders import newest_in
+from bench.analysis.limit import limit_of
+from bench.analysis.rows import rows_of
 from bench.measure.journal import Measurement
 from bench.measure.launch import as_typed, command_of, compiler_cache, source_of
 from bench.measure.plan import Job
@@ -418,3 +420,21 @@ def test_nothing_measured_has_no_picture(setup_for):
     write_journal(setup_for().results, "peers", plan, [dict(name="nanogpt", error="it broke")])
     ((measured, rows),) = newest_in(setup_for().results, "peers")
     assert STUDY.picture(measured, rows) is None
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 2), ("float32", 4)])
+def test_the_limit_of_01(setup_for, dtype, size):
+    """Of matmuls at 8 TFLOP/s, and of logits and AdamW at 1 GB/s."""
+    (plan,) = STUDY.plans(setup_for())
+    config = dict(dtype=dtype, matmul_precision="highest", flops_per_token=16e9)
+    config |= dict(vocab_size=600_000, parameters=4_571_428)
+    runs = [run | dict(speed=50.0, config=config) for run in speeds_of(plan)]
+    write_journal(setup_for().results, "peers", plan, runs)
+    ((measured, rows),) = newest_in(setup_for().results, "peers")
+    assert not any(map(limit_of, rows)) and "The limit of" not in text_of(STUDY, measured)
+    measured.copy_rate, measured.matmul_peak = 1e9, {dtype: 8e12}
+    row = next(row for row in rows_of(measured) if row.run.stage == "01")
+    bytes_per_token = size * (5 * 600_000 + 7 * 4_571_428 / row.record.tokens_per_step)
+    limit = 1 / (16e9 / 8e12 + bytes_per_token / 1e9)
+    assert limit_of(row) == pytest.approx(limit)
+    assert f"allow {limit:,.0f} tok/sec; it reaches {50 / limit:.2f}" in text_of(STUDY, measured)

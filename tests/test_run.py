@@ -148,6 +148,21 @@ def test_what_a_study_takes_is_written_with_the_journals_line(place):
     assert "matmul_rate" in asked
 
 
+def test_how_fast_memory_is(place):
+    """It is measured once, and only for a study that shows a limit."""
+
+    class Limited(Toy):
+        shows_limit = True
+
+    place.run(place.plan("a"))
+    assert "copy_rate" not in place.children.asked
+    assert read_journal(place.path)[-1].copy_rate is None
+    place.run(Limited(place.plan("b")))
+    place.run(Limited(place.plan("b")), rounds=2, resume=REQUIRED)
+    assert read_journal(place.path)[-1].copy_rate == 2e10
+    assert place.children.asked.count("copy_rate") == 1
+
+
 def test_rounds(place, plan, capsys):
     place.children.does["b"] = dict(speed=200)
     assert place.run(plan, rounds=2) == ROUND + NEXT and place.finished

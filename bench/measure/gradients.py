@@ -167,17 +167,18 @@ class TrainingRun:
         both = [self.script.TokenWindows(ids, config.context_length) for _ in range(2)]
         return self.script.Data({}, *both, None)
 
-    def train_from_weights(self, model, data, config, run, now) -> None:
+    def train_from_weights(self, model, data, config, run) -> None:
         """Trains for STEPS steps, each of which begins with the same weights."""
         self.model = model
-        self.watcher = StepWatcher(now, self.begin_step, self.end_step)
+        self.watcher = StepWatcher(self.script.now, self.begin_step, self.end_step)
+        self.script.now = self.watcher.now
         self.weights = starting_weights(model, self.given)
         if self.ranks > 1:  # each made weights of its own
             shared = [self.weights]
             dist.broadcast_object_list(shared)
             (self.weights,) = shared
         config.max_steps = STEPS
-        self.own_train(model, data, config, run, self.watcher.now)
+        self.own_train(model, data, config, run)
 
     def end_step(self) -> None:
         """Counts a step; after the last one makes numeric derivatives, of the loss on its batch."""

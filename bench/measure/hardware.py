@@ -158,6 +158,11 @@ def matmul_peak() -> dict[str, float]:
     return machine.matmul_peak(best_dtype()[0])
 
 
+def copy_rate() -> float:
+    """Returns how fast memory is read and written here, in bytes per second."""
+    return machine.copy_rate()
+
+
 def matmul_rate() -> float:
     """Returns the rate in the type trained in, measured for a moment: it tells whether the machine
     is as fast as before."""

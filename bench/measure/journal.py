@@ -4,6 +4,7 @@ One JSON object per line, each with its `event`:
 
     study  id, study, kind, time, machine, matmul_peak, data (the SHA-256 of meta.json), sources
            (that of each run's script, with what else it reads), options (behind --), commit,
+           copy_rate (bytes per second that a copy reads and writes; older journals lack it),
            lengths (the options by which each run ends), and plan: every run, and how long and how
            often it runs
     run    id, name, round, seed, command, source_sha256, compiled (whether what an earlier round
@@ -68,6 +69,7 @@ class Measurement:
     machine: Machine = field(default_factory=Machine)
     # Floating-point operations per second, by precision.
     matmul_peak: dict[str, float] = field(default_factory=dict)
+    copy_rate: float | None = None  # bytes per second that a copy reads and writes
     data: str | None = None  # the SHA-256 of meta.json
     sources: dict[str, str] = field(default_factory=dict)  # the SHA-256 of each run's script
     options: list[str] = field(default_factory=list)
@@ -195,7 +197,7 @@ class Measurement:
 
     def as_json(self) -> dict:
         """Returns its `study` line."""
-        header = {name: getattr(self, name) for name in HEADER}
+        header = {name: getattr(self, name) for name in [*HEADER, "copy_rate"]}
         return dict(event="study", **header, lengths=self.lengths, plan=self.plan.as_json())
 
 
@@ -264,7 +266,8 @@ class JournalReader:
         """Begins a measurement, or continues the one with its id, which then comes last."""
         measurement = Measurement(
             **{name: event[name] for name in HEADER},
-            lengths=event.get("lengths", {}),  # which older journals lack
+            lengths=event.get("lengths", {}),  # which older journals lack, as the next
+            copy_rate=event.get("copy_rate"),
             folder=self.folder,
             plan=Plan.from_json(event["plan"]),
         )

@@ -177,6 +177,7 @@ class Measurable(Protocol):
     rounds: dict[str, int]
     reads_tokens: bool
     environment: dict[str, str]
+    shows_limit: bool
 
     @property
     def name(self) -> str: ...

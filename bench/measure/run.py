@@ -259,10 +259,13 @@ class Runner:
             self.measurement.data = data_of(self.setup.data)
 
     def measure_peak(self) -> dict[str, float]:
-        """Returns the machine's matmul throughput, which is measured once."""
+        """Returns the machine's matmul throughput, which is measured once; for a study that shows
+        a limit also how fast memory is."""
         if not self.measurement.matmul_peak:
             print("Measuring this machine's matmul throughput", flush=True)
             self.measurement.matmul_peak = processes.ask_machine("matmul_peak")
+        if self.study.shows_limit and not self.measurement.copy_rate:
+            self.measurement.copy_rate = processes.ask_machine("copy_rate")
         return self.measurement.matmul_peak
 
     def set_lengths(self, matmul_peak: dict[str, float]) -> None:

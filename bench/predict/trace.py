@@ -277,9 +277,10 @@ def trace(module, options: list[str], batch: int) -> dict:
     with torch.device("meta"):
         model = module.GPTModel(config)
     recorder = Recorder(config)
+    module.now = recorder.now
     run = TracedRun(recorder)
     with recorder.watching_updates():
-        module.train(model, make_data(module, config), config, run, recorder.now)
+        module.train(model, make_data(module, config), config, run)
     return dict(
         events=run.events,
         step=[*recorder.work_of(LAST_STEP).values()],

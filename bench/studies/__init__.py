@@ -34,6 +34,7 @@ class Study(Subcommand):
     tokens: dict[str, int] | None = TOKENS  # of a run, per process; None: of the whole script
     reads_tokens = True  # whether its runs train on the tokens in data/
     environment: dict[str, str] = {}  # variables of its runs
+    shows_limit = False  # then it measures how fast memory is, too
 
     def measures(self, args: argparse.Namespace) -> bool:
         return not args.dry_run

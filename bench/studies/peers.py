@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench import processes
-from bench.analysis.rows import Row, rows_of
+from bench.analysis.limit import limit_of
+from bench.analysis.rows import Row, peak_at, rows_of
 from bench.catalogue import Run, lacking
 from bench.common import ROOT, has_option, relative, sha256
 from bench.measure.journal import Measurement
@@ -67,6 +68,7 @@ class Peers(Study):
 
     title = "nanoGPT and the published script"
     position = 75
+    shows_limit = True
     report_options = ()  # it needs the clones, and is only shown
     tokens = {"cuda": 393_216, "cpu": 6_144}  # of 00; the others have as many steps
 
@@ -149,7 +151,8 @@ class Peers(Study):
         how = f"{speedups_over(rows)} {MEANS}"
         if any(row.speedup().is_wide for row in rows):
             how += f" {WIDE_LEGEND}"
-        return [machine_note(measured, rows), how, DIFFERENCES, *provenance_notes(rows)]
+        limits = [limit_note(row) for row in rows if row.run.stage == "01" and limit_of(row)]
+        return [machine_note(measured, rows), how, *limits, DIFFERENCES, *provenance_notes(rows)]
 
     def picture(self, measured, rows):
         rows = [row for row in rows if row.speeds]
@@ -398,6 +401,17 @@ DIFFERENCES = (
     " after a step; it depends on the batch size and on the initial weights, which nanoGPT draws"
     " smaller."
 )
+
+
+def limit_note(row: Row) -> str:
+    """Returns which share of what this machine allows 01 reaches."""
+    limit, measured = limit_of(row), row.measured
+    matmuls = peak_at(row.record.precision, measured.peak) / 1e12
+    return (
+        f"The limit of `{row.label}`: its matmuls at {matmuls:.2f} TFLOP/s and the bytes of its"
+        f" logits and of AdamW at {measured.copy_rate / 1e9:.0f} GB/s, rates of this measurement,"
+        f" allow {limit:,.0f} tok/sec; it reaches {row.tok_per_sec / limit:.2f} of them."
+    )
 
 
 def speedups_over(rows: list[Row]) -> str:
