@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from argparse import ArgumentParser
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,7 @@ from bench.analysis.gains import ladder_sessions
 from bench.commands import Command
 from bench.common import ROOT, relative, write_whole
 from bench.measure.lock import alone, clone_locked
+from bench.measure.plan import Setup
 from bench.report.page import write_html
 from gpt_speed import cli
 from gpt_speed.audit import render
@@ -26,10 +28,10 @@ class Audit(Command):
 
     group = "start here"
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         cli.add_audit(parser, python=sys.executable)
 
-    def answer(self, setup):
+    def answer(self, setup: Setup) -> str:
         args = setup.args
         command = cli.command_of(args)
         if setup.options:  # those behind -- are the script's

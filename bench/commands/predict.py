@@ -69,13 +69,13 @@ class Predict(Command):
 
     group = "start here"
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         add_gpu_options(parser)
         add_script_options(parser)
         add_length_options(parser)
         add_tracing_options(parser)
 
-    def answer(self, setup):
+    def answer(self, setup: Setup) -> str:
         args = setup.args
         if any(has_option(name, setup.options) for name in ("--batch-size", "--model")):
             raise UserError("--batch-size and --model go before --", 2)

@@ -3,6 +3,7 @@
 import re
 import shutil
 import tempfile
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from bench.common import DAMAGE, REFERENCE, relative
 from bench.measure.journal import Measurement
 from bench.measure.lock import locked
 from bench.measure.machine import foreign_measurement, read_look
+from bench.measure.plan import Setup
 from bench.report.notes import machine_note, provenance
 from bench.report.page import write_page
 from bench.report.tables import INTERVAL, credited
@@ -34,14 +36,14 @@ class Compare(Command):
 
     group = "results"
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         for name in "AB":
             parser.add_argument(
                 name,
                 help="a folder of results with a ladder, or the name of one in results/reference",
             )
 
-    def answer(self, setup):
+    def answer(self, setup: Setup) -> str:
         one, other = setup.args.A, setup.args.B
         (first, rows), (second, others) = map(ladder_in, (one, other))
         if first.options != second.options:
@@ -136,8 +138,8 @@ def differences_in_words(pairs: list[Pair]) -> dict[str, str]:
     return texts
 
 
-def ladder_in(name: str) -> tuple:
-    """Returns (measurement, rows) of the ladder in a folder. Raises UserError."""
+def ladder_in(name: str) -> tuple[Measurement, list[Row]]:
+    """Returns the ladder in a folder, and its rows. Raises UserError."""
     folder = Path(name) if Path(name).is_dir() else REFERENCE / name
     ladders = newest_in(folder, "ladder")
     if not ladders:
@@ -153,14 +155,14 @@ class Pack(Command):
 
     group = "results"
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "name",
             metavar="NAME",
             help="the machine, such as rtx-4090: small letters, digits and hyphens",
         )
 
-    def answer(self, setup):
+    def answer(self, setup: Setup) -> str:
         """Copies the results, and says what is next. Raises UserError, OSError."""
         results, target = setup.results, target_of(setup.args.name)
         with locked(results):
