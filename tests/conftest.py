@@ -146,7 +146,7 @@ def run_python(*command, before=(), env: dict[str, str] | None = None, fork=True
 def forked_children(monkeypatch):
     """For tests whose tools ask children that need PyTorch: they are forked, too."""
 
-    def run_child(command, cwd=None, timeout=240, environment=None):
+    def run_child(command, cwd=None, timeout=240, cores=None, environment=None):
         variables = os.environ | (environment or {})
         done = run_python(*command[1:], cwd=cwd, timeout=timeout, env=variables)
         return done.returncode, done.stdout, done.stderr
