@@ -108,9 +108,7 @@ def audited(
 ) -> dict | None:
     """Returns an audit of a command by its options; None in a rank of torchrun that isn't the
     first. Raises UserError."""
-    cards = []
-    if args.gpu:
-        cards = named(args.gpu)
+    cards = named(args.gpu) if args.gpu else []
     return audit_of(command, sessions, args.python, args.minutes, cards, args.batch_option)
 
 

@@ -96,9 +96,7 @@ def with_twice_the_batch(command: list[str], option: str, has_cards: bool) -> Do
 def machine_of(python: str, timed: dict) -> dict:
     """Describes the device that a script trained on, with its memory in bytes (None where the
     system hides it) and, without a datasheet, the FLOP/s of its matmuls."""
-    hidden = {}
-    if timed["device"] != "cuda":
-        hidden["CUDA_VISIBLE_DEVICES"] = ""
+    hidden = {} if timed["device"] == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
     machine = ask_machine(python, rates=True, environment=hidden)
     return machine | dict(memory_total=timed["memory_total"] or machine["memory_total"])
 
