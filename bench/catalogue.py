@@ -53,7 +53,6 @@ class Run:
     facts: dict[str, Any] = field(default_factory=dict, hash=False)  # for its study alone
 
     def replace(self, **changes) -> "Run":
-        """Returns a copy with changes."""
         return replace(self, **changes)
 
 

@@ -80,7 +80,6 @@ def command_of(args: argparse.Namespace) -> list[str]:
 
 
 def add_audit(parser: argparse.ArgumentParser, python: str = "") -> None:
-    """Adds the options of an audit."""
     parser.add_argument(
         "--name",
         default="",

@@ -157,7 +157,6 @@ def new_measurement(study: Measurable, plan: Plan, setup: Setup) -> Measurement:
 
 
 def order_seed(id: str) -> int:
-    """Returns the seed of the order of a measurement's runs."""
     return zlib.crc32(id.encode())
 
 

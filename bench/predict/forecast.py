@@ -144,7 +144,6 @@ class Forecast:
         return self.speed.cost(self.tokens, self.offer.price)
 
     def sentence(self, model: str) -> str:
-        """Returns the answer in words."""
         sentence = (
             f"{self.offer.name}, {model}, {self.run.label}: {self.fits} at batch"
             f" {self.memory_batch} (needs {self.need.minimum / 1024:.2f} of"

@@ -52,12 +52,10 @@ def busy_line(others: float | None, computing: float | None) -> list[str]:
 
 
 def page_name(command: list[str], name: str) -> str:
-    """Returns the name of an audit's page."""
     return f"audit-{name or title_of(command)}.md"
 
 
 def page(audit: dict) -> str:
-    """Returns the text of an audit's page."""
     return f"# Audit of {title_of(audit['command'])}\n\n{screen(audit)}"
 
 
@@ -92,7 +90,6 @@ def screen(audit: dict) -> str:
 
 
 def bullets(lines: list[str]) -> str:
-    """Writes lines as a list."""
     return "".join(f"- {line}\n" for line in lines)
 
 
