@@ -106,14 +106,13 @@ def run_job(
         timeout = HANG_SECONDS + 5 * length.seconds
         ended = run_until(timeout, command, study.cores(job.run), environment)
         check_inputs(job.run, measurement, study, setup)
-        rate = None
-        try:
-            rate = matmul_rate()
-        finally:  # an interruption here loses the rate, and not the run
-            # What the study takes is of the journal's newest run: both are written at once.
-            events, outcome = take_results(scratch / "results", ended, study, setup)
-            end = end_event(ended, outcome, rate)
-            append(journal, *events, end)
+        rate, interruption = rate_or_interruption()
+        # What the study takes is of the journal's newest run: both are written at once.
+        events, outcome = take_results(scratch / "results", ended, study, setup)
+        end = end_event(ended, outcome, rate)
+        append(journal, *events, end)
+    if interruption:
+        raise interruption
     return make_result(begin, events, end)
 
 
@@ -185,6 +184,15 @@ def check_inputs(run: Run, measurement: Measurement, study: Measurable, setup: S
     # Only a script that runs where it lies can change.
     if source_of(run, study, setup) != measurement.sources[run.name]:
         raise UserError(f"{relative(run.script)} was edited while it ran: --resume repeats it")
+
+
+def rate_or_interruption() -> tuple[float | None, BaseException | None]:
+    """Returns this machine's matmul throughput, or what interrupted the measurement of that, so
+    that the run before it isn't lost."""
+    try:
+        return matmul_rate(), None
+    except BaseException as interruption:
+        return None, interruption
 
 
 def matmul_rate() -> float | None:
