@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections import defaultdict
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -200,22 +201,47 @@ def test_speeds_on_other_gpus(tmp_path):
     (fast,) = report["speeds"]
     times = seconds(work_of(Step(facts)), CARDS["RTX 4090"])
     assert (fast["low"] + fast["high"]) / 2 == pytest.approx(32 / sum(times.values()))
+
+
+@pytest.fixture(scope="module")
+def watched_fast(tmp_path_factory) -> dict:
+    return on_gpu(toy("fast", tmp_path_factory.mktemp("fast")))
+
+
+@pytest.fixture
+def fast_facts(watched_fast) -> dict:
+    """Of a step of `fast`, as on a GPU; each test may change its own."""
+    return deepcopy(watched_fast)
+
+
+def test_speeds_stand_on_the_page_and_in_json(fast_facts, tmp_path):
+    report = report_of(fast_facts, cards=["RTX 4090"])
     page = tmp_path / render.page_name(report["command"], "")
     page.write_text(render.page(report), encoding="utf-8")
     html = write_html(page)
     assert "| RTX 4090 | " in page.read_text(encoding="utf-8")
     assert html.name == "audit-a.html" and ">RTX 4090</td>" in html.read_text(encoding="utf-8")
     assert json.loads(json.dumps(report)) == report
-    (amd,) = report_of(facts, tmp_path, ["MI300X"])["speeds"]
+
+
+def test_no_speed_on_an_amd(fast_facts):
+    (amd,) = report_of(fast_facts, cards=["MI300X"])["speeds"]
     assert amd["speed"] == "unchecked" and amd["low"] is amd["high"] is None
-    facts["ops"][0]["compiled"] = True  # runs uncompiled while it is watched
-    (slow,) = report_of(facts, tmp_path, ["T4"])["speeds"]
-    assert slow["speed"].startswith("at least")
-    for op in facts["ops"]:
+
+
+def test_a_compiled_step_is_at_least_as_fast(fast_facts):
+    """It runs uncompiled while it is watched."""
+    fast_facts["ops"][0]["compiled"] = True
+    (speed,) = report_of(fast_facts, cards=["T4"])["speeds"]
+    assert speed["speed"].startswith("at least")
+
+
+def test_no_speed_without_units(fast_facts):
+    for op in fast_facts["ops"]:
         if op.get("kernel") and op["kernel"][0]:
             op["kernel"][0] = "float64"
-    (without_units,) = report_of(facts, tmp_path, ["T4"])["speeds"]
-    assert without_units["speed"] == "no float64" and without_units["low"] is None
+    (speed,) = report_of(fast_facts, cards=["T4"])["speeds"]
+    assert speed["speed"] == "no float64" and speed["low"] is None
 
 
 # What `fast`, the plain one, lacks on any machine, by the numbers of the techniques.
