@@ -152,8 +152,9 @@ def nvidia_smi(fields: str) -> list[str]:
 def missing_here(machine: Machine, compile_fails: str | None) -> list[str]:
     """Returns how to get each thing that is missing; `compile_fails` is why torch.compile does."""
     missing = []
-    if machine.get("gpu_needs"):
-        missing.append(machine["gpu_needs"])
+    gpu_needs = machine.get("gpu_needs")
+    if gpu_needs:
+        missing.append(gpu_needs)
     elif not machine["gpus"]:
         missing.append("an NVIDIA GPU: without one the small model `cpu-demo` runs")
     if compile_fails:
