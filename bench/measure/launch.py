@@ -139,7 +139,7 @@ def begin_event(job: Job, measurement: Measurement, command: list, cache: Path) 
         command=as_typed(command, job.run),
         source_sha256=measurement.sources[job.run.name],
         compiled=cache.exists(),
-        length=measurement.lengths[job.run.name],
+        length=measurement.lengths.get(job.run.name),
     )
 
 
