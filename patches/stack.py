@@ -265,7 +265,7 @@ def parse_header(file: str, header: bytes) -> dict[str, str]:
     message = email.message_from_string(header.decode(errors="replace"))
     fields = {field: " ".join(text.split()) for field, text in message.items()}
     for field in fields:
-        if field not in FIELDS or len(message.get_all(field)) > 1:
+        if field not in FIELDS or message.keys().count(field) > 1:
             raise StackError(f"{file}: its header has {field}: twice, or it is an unknown field")
     for field, (form, meaning) in FIELDS.items():
         is_needed = field in REQUIRED or field in fields
@@ -749,7 +749,7 @@ class Edit:
     def kept(self, until: list[str]) -> dict[str, bytes]:
         """Returns the scripts that the edit doesn't reach: those of `until`, and what follows one
         of the series. Raises StackError where the edited script is among them."""
-        kept = {}
+        kept: dict[str, bytes] = {}
         in_order = [*self.series.to_01, "ddp"]
         for name in map(self.series.find, until):
             names = [name]
@@ -951,7 +951,7 @@ class NewHeader(NamedTuple):
 
 def compose_command(root: Path, names: list[str], base: str | None, out: Path) -> list[str]:
     """composes a script of your own: 01 or 02 with the named variants, in one file"""
-    text = compose(names, {"01": LAST, "02": DDP}.get(base), root)
+    text = compose(names, {"01": LAST, "02": DDP}.get(base or ""), root)
     if os.path.lexists(out):
         raise StackError(f"{out} exists: nothing is overwritten")
     check_name(out, text)

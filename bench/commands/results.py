@@ -118,9 +118,10 @@ def pairs_of(rows: list[Row], others: list[Row]) -> list[Pair]:
     return pairs
 
 
-def step_of(row: Row) -> tuple[str, str]:
-    """Returns the names of the runs before and after a technique."""
-    return row.reference.run.name, row.run.name
+def step_of(row: Row) -> tuple[str | None, str]:
+    """Returns the names of the runs before and after a technique; None for none before it."""
+    before = row.reference.run.name if row.reference else None
+    return before, row.run.name
 
 
 def differences_in_words(pairs: list[Pair]) -> dict[str, str]:

@@ -25,6 +25,11 @@ class Tensor:
     older: dict | None = None  # from watch.describe_older, if its storage is older than the step
     is_parameter: bool = False
 
+    @property
+    def whole_shape(self) -> list[int]:
+        """The shape of what it is a view of, if that is older than the step; else its own."""
+        return self.older["shape"] if self.older else self.shape
+
     def sources(self) -> list[dict]:
         """Returns `older` of what it was computed from, except parameters."""
         read = [self, *(tensor for op in walk([self]) for tensor in op.inputs)]

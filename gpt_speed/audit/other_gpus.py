@@ -51,7 +51,8 @@ def memory_on(card: Card, translation: Translation) -> dict:
     known); and all that as a `text`."""
     room, bound = (card.mib - OTHERS) * MIB, translation.bound
     events = translation.memory.events(workspace(card.capability, card.is_amd))
-    reserved, fits = simulate(events).reserved, can_run(events, room)
+    reserved = simulate(events).reserved
+    fits: bool | None = can_run(events, room)
     if bound == ABOUT or bound == (AT_LEAST if fits else AT_MOST):
         fits = None
     text = " ".join(filter(None, (bound, memory_text(reserved, room))))
