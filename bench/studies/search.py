@@ -6,6 +6,7 @@ fixed before they start: what 00 comes to in an epoch of the text, at its best s
 """
 
 import math
+from argparse import SUPPRESS
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -202,6 +203,7 @@ class Search(Study):
             metavar="A,B+C",
             help="variants to search for besides; + joins several into one script",
         )
+        parser.add_argument("--epoch", action="store_true", help=SUPPRESS)  # what it always is
 
     def has_failed(self, measured):
         return False  # settings with which training fails are part of a search
