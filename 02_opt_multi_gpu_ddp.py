@@ -46,7 +46,7 @@ HERE = Path(__file__).resolve().parent
 
 # ---- Settings ----------------------------------------------------------------------------------
 
-MODELS = {  # cpu-demo trains for a minute; without dropout, which fast attention lacks on a CPU
+MODELS = {  # cpu-demo trains for a minute, without dropout, which fast CPU attention lacks
     "gpt2": dict(layers=12, heads=12, width=768),
     "gpt2-medium": dict(layers=24, heads=16, width=1024),
     "gpt2-large": dict(layers=36, heads=20, width=1280),
@@ -58,7 +58,7 @@ MODELS = {  # cpu-demo trains for a minute; without dropout, which fast attentio
 
 @dataclass
 class Config:
-    """The settings of a run. The defaults reproduce S. Raschka's published experiment."""
+    """The settings of a run. Those of 00 are from S. Raschka's published experiment."""
 
     model: str = "gpt2"
     layers: int = 12
@@ -70,7 +70,7 @@ class Config:
     dtype: str = "auto"
     dtype_reason: str = "by --dtype"
 
-    batch_size: int = 32  # technique 10; of each rank: the learning rate isn't raised with it
+    batch_size: int = 32  # technique 10; of each rank, at the same learning rate
     learning_rate: float = 5e-4
     weight_decay: float = 0.1
     compile: bool = True
@@ -158,20 +158,19 @@ def prepare_data(config: Config) -> None:
         dist.barrier()
 
 
-class RankSampler(RandomSampler):
-    """Draws windows in an order that all ranks share. Of n ranks, number r takes every n-th window,
-    from the r-th on: with a batch of B they take what one process with n times B would."""
+class RankSampler:
+    """This rank's share of an order that all ranks draw: rank r of n takes numbers r, r + n, ... so
+    that n ranks with batch B see what one process with batch n · B would."""
 
-    def __init__(self, windows: TokenWindows, passes: int, config: Config):
-        count = passes * len(windows)
-        super().__init__(windows, num_samples=count, generator=torch.Generator())
+    def __init__(self, order: RandomSampler, config: Config):
+        self.order, self.generator = order, order.generator
         self.rank, self.ranks = config.rank, config.world_size
 
     def __len__(self) -> int:
-        return self.num_samples // self.ranks
+        return len(self.order) // self.ranks
 
     def __iter__(self):
-        return islice(super().__iter__(), self.rank, len(self) * self.ranks, self.ranks)
+        return islice(self.order, self.rank, len(self) * self.ranks, self.ranks)
 
 
 def make_loader(windows: TokenWindows, config: Config) -> DataLoader:
@@ -180,7 +179,8 @@ def make_loader(windows: TokenWindows, config: Config) -> DataLoader:
     passes = math.ceil(8 * config.batch_size * config.world_size / len(windows))
     if passes > 1:
         print(f"One pass over the text has fewer than 8 steps: each epoch makes {passes}")
-    sampler = RankSampler(windows, passes, config)
+    count, generator = passes * len(windows), torch.Generator()
+    sampler = RankSampler(RandomSampler(windows, False, count, generator), config)
     pin = config.device.type == "cuda"  # technique 4: page-locked, so that the CPU needn't wait
     return DataLoader(windows, config.batch_size, sampler=sampler, drop_last=True, pin_memory=pin)
 
@@ -197,7 +197,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.heads, self.head_dim = config.heads, config.width // config.heads
-        # Technique 11: one matmul in place of three. The initial weights are other ones than in 00.
+        # Technique 11: one matmul in place of three, of the same random weights.
         self.query_key_value = nn.Linear(config.width, 3 * config.width, bias=False)
         self.out = nn.Linear(config.width, config.width)
         self.dropout = config.dropout
@@ -207,7 +207,7 @@ class MultiHeadAttention(nn.Module):
         q_BTC, k_BTC, v_BTC = self.query_key_value(x_BTC).chunk(3, dim=-1)
         q_BHTD, k_BHTD, v_BHTD = (t.view(B, T, self.heads, self.head_dim).transpose(1, 2)
                                   for t in (q_BTC, k_BTC, v_BTC))
-        # Technique 7: one kernel, which stores neither the scores of all pairs nor a mask.
+        # Techniques 1 and 7: one kernel, which stores neither a mask nor the scores of all pairs.
         y_BHTD = F.scaled_dot_product_attention(
             q_BHTD, k_BHTD, v_BHTD, dropout_p=self.dropout if self.training else 0, is_causal=True
         )
@@ -260,7 +260,8 @@ class GPTModel(nn.Module):
 
 class ChunkedLoss(torch.autograd.Function):
     """Technique 14: computes the head and its cross entropy for M of the N tokens at a time, so
-    that all logits never exist at once, and in the same pass their gradients."""
+    that all logits never exist at once. The gradient of the logits is softmax - one_hot; that of x
+    is this @ W, that of W this.T @ x. The forward pass makes both, and backward() scales them."""
 
     @staticmethod
     def forward(ctx, x_NC, weight_VC, targets_N):
@@ -280,7 +281,7 @@ class ChunkedLoss(torch.autograd.Function):
             one_hot_MV = (ids_V == targets_M1.int()).float()
             gradient_MV = (exp_MV / sum_M1 - one_hot_MV).to(x_MC.dtype)
             x_gradients.append(gradient_MV @ weight_VC)
-            part_VC = gradient_MV.T @ x_MC  # in the weights' type, and so are the sums
+            part_VC = gradient_MV.T @ x_MC  # rounded to the weights' type, as the sum below
             head_gradient_VC = part_VC if head_gradient_VC is None else head_gradient_VC + part_VC
         ctx.save_for_backward(torch.cat(x_gradients), head_gradient_VC)
         return torch.stack(losses).sum()  # with `loss += ...` torch.compile kept all logits
@@ -295,7 +296,7 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     """Moves `model` to the device, in place, and returns the model that training steps call."""
     torch.set_float32_matmul_precision("high")  # technique 2: TF32, for weights in float32
     device = config.device
-    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # it rounds dropout to 1/16
+    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # whose rates are sixteenths
     if config.dtype == "auto":
         answer = [*best_dtype(device)]
         dist.broadcast_object_list(answer)  # rank 0's, if they differ
@@ -309,10 +310,10 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     if failures and config.compile:  # one rank would slow all others down
         config.compile = False
         print("Training without torch.compile, which doesn't work on another rank")
-    # DDP averages gradients over the ranks in loss.backward(), bucket by bucket. The compiler cuts
-    # its graph there (technique 8), so that buckets are sent while others are computed.
+    # While loss.backward() computes gradients, DDP averages over the ranks those that are ready, a
+    # bucket at a time. For that the compiler cuts its graph into as many parts (technique 8).
     ddp_model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    logging.getLogger("torch._dynamo.variables.ctx_manager").setLevel(logging.ERROR)  # of profiling
+    logging.getLogger("torch._dynamo.variables.ctx_manager").setLevel(logging.ERROR)  # no warning
     return torch.compile(ddp_model) if config.compile else ddp_model
 
 
@@ -337,7 +338,7 @@ def compute_loss(model: nn.Module, x_BT: torch.Tensor, y_BT: torch.Tensor) -> to
 
 
 def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """Has a name of its own, since some variants replace it."""
+    """Stands apart, so that patches can replace it."""
     loss.backward()
     optimizer.step()
 
@@ -355,11 +356,11 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
 
     for epoch in range(config.epochs):
         loader.sampler.generator.manual_seed(config.seed + epoch)
-        dist.barrier()  # as below
+        dist.barrier()  # the clock starts on all ranks at once
         times = [now(config.device)]  # the clock starts: fetching batches is timed
         for step, (x_BT, y_BT) in enumerate(loader, start=epoch * len(loader)):
             x_BT = x_BT.to(config.device, non_blocking=loader.pin_memory)
-            y_BT = y_BT.to(config.device, non_blocking=loader.pin_memory)
+            y_BT = y_BT.to(config.device, non_blocking=loader.pin_memory)  # technique 4
 
             optimizer.zero_grad()
             loss = compute_loss(training_model, x_BT, y_BT)
@@ -373,7 +374,7 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
                 val_loss = evaluate(model, data.val, config)
                 run.log(epoch + 1, step, seconds, train_loss, val_loss)
                 check_loss(train_loss + val_loss, config)
-                dist.barrier()  # rank 0 also writes; the clock starts again on all ranks at once
+                dist.barrier()  # rank 0 may come late, since it writes the record
                 done = done or val_loss <= config.target_loss
                 times = [now(config.device)]  # the clock starts again
             if done:
@@ -530,7 +531,7 @@ def can_compile(model: nn.Module, config: Config) -> bool:
     x = torch.ones(8, device=config.device, dtype=next(model.parameters()).dtype)
     try:
         torch._dynamo.config.suppress_errors = False  # else a failure would run uncompiled
-        with warnings.catch_warnings():  # which PyTorch gives on a GPU without bfloat16
+        with warnings.catch_warnings():  # a GPU without bfloat16 is a failure, too
             warnings.filterwarnings("error", ".*does not support bfloat16")
             if torch.compile(lambda x: x + torch.compiler.is_compiling())(x)[0] == 2:  # 1 + True
                 return True
@@ -545,7 +546,7 @@ def can_compile(model: nn.Module, config: Config) -> bool:
 def hint_at_short_run(steps: int, device: torch.device) -> None:
     """Suggests --no-compile, in a terminal only, for runs too short to repay compiling: below half
     of the steps at which it broke even, with an empty cache, on two CPU cores and on an H100."""
-    pays_after = dict(cpu=50, cuda=680).get(device.type, 0)
+    pays_after = dict(cpu=140, cuda=680).get(device.type, 0)
     if steps < pays_after / 2 and sys.stdout.isatty():
         print(f"{steps} steps: the first time, compiling takes longer than it saves here;"
               " to train without it: --no-compile\n")
@@ -611,15 +612,11 @@ class Run:
         print(json.dumps({"event": event, **figures}, allow_nan=False), file=self.file, flush=True)
 
     def log(self, epoch: int, step: int, seconds: list[float], train_loss, val_loss) -> None:
-        """Reports the speed since the last line, and over all steps but the first, a warm-up; with
-        several ranks without each line's first step, which began on idle GPUs."""
+        """Reports the speed since the last line, and over all steps but the first, a warm-up."""
         ranks = self.config.world_size
         seconds = [total / ranks for total in sum_over_ranks(seconds)]  # their mean
-        steady = seconds
-        if ranks > 1 and len(seconds) > 1:
-            steady = seconds[1:]
-        self.seconds += steady
-        rate = tokens_per_second(steady, self.config)
+        self.seconds += seconds
+        rate = tokens_per_second(seconds, self.config)
         self.average = tokens_per_second(self.seconds[1:], self.config)  # the first step warms up
         losses = [x if math.isfinite(x) else None for x in (train_loss, val_loss)]  # no NaN in JSON
         self.write("log", epoch=epoch, step=step, tokens=(step + 1) * self.config.tokens_per_step,
@@ -637,7 +634,7 @@ class Run:
 
     def end(self, status: str, error: str | None) -> None:
         try:
-            memory = self.memory or memory_gb(self.config.device)  # after an error no rank is asked
+            memory = memory_gb(self.config.device) if error else self.memory  # of this rank alone
             self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
                        attention_backend=self.attention, **memory)
             self.file.close()
@@ -685,7 +682,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--batch-size", "windows per step and process", type=count)
     add("--learning-rate", "AdamW's learning rate", type=between(float, 0, 1e36))
     add("--weight-decay", "AdamW's weight decay", type=between(float, 0))
-    add("--compile", "torch.compile", action=switch)
+    add("--compile", "torch.compile; the variant compile-blocks starts sooner, in 0.4 of the time,"
+        " and pays in trainings of less than a quarter of an hour", action=switch)
     add("--seed", "seed of the weights, dropout and batch order", type=between(int, 0, 2**63))
     add("--epochs", "epochs of 8 steps or more; training stops at the first limit", type=count)
     add("--max-steps", "steps", "no limit", type=count)
@@ -760,6 +758,8 @@ def compare_ranks(config: Config) -> None:
     meta = Path(config.data, "meta.json")
     sha256 = hashlib.sha256(meta.read_bytes()).hexdigest() if meta.exists() else "missing"
     mine["data/meta.json"] = sha256
+    mine["PyTorch"] = torch.__version__
+    mine["script"] = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
     everyone = [mine] * config.world_size
     dist.all_gather_object(everyone, mine)
     for rank, settings in enumerate(everyone):
@@ -815,7 +815,7 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
              "bad_alloc", "allocate memory", "create a memory")
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", f"interrupted by signal {text}", 128 + error.args[0]
-    if config is None:  # configure() failed: the machine's fault, no bug
+    if config is None and isinstance(error, OSError | RuntimeError | AssertionError):  # no bug
         at = "TORCHINDUCTOR_CACHE_DIR" if isinstance(error, OSError) else "docs/troubleshooting.md"
         return "failed", f"{text} (see {at})", 1
     if any(sign in repr(error) for sign in signs) and "out of resource" not in text:

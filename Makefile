@@ -55,12 +55,16 @@ lint: $(TESTS)
 
 .venv: .venv/complete
 
+# Where there is an NVIDIA GPU, the PyTorch for it takes the place of the other.
+PINNED := $(if $(shell command -v nvidia-smi),sed '/^torch==/d; s/^\#gpu //',cat)
+
 # The last step marks it complete, so that an interrupted installation isn't taken for one.
 .venv/complete: requirements.txt
 	rm -rf .venv
 	python3 -m venv .venv
 	@echo "Installing PyTorch and what it needs takes some minutes (5 GB with CUDA)"
-	.venv/bin/python -m pip install -q -r requirements.txt
+	$(PINNED) requirements.txt > .venv/requirements.txt
+	.venv/bin/python -m pip install -q -r .venv/requirements.txt
 	touch .venv/complete
 
 # What the tests need besides; the programs don't.

@@ -16,7 +16,8 @@ from pathlib import Path
 from bench.catalogue import published_source
 from bench.common import ROOT, relative, write_whole
 from bench.report.pictures import draw_all, load_pyplot, picture_bytes
-from bench.studies import all_studies, stages
+from bench.report.scripts import draw_scripts, latest_runs, scripts_table
+from bench.studies import all_studies
 from gpt_speed.common import UserError
 from gpt_speed.tables import markdown
 from patches.stack import StackError
@@ -49,14 +50,14 @@ def draw(results: Path) -> None:
     if not results.is_dir():
         raise UserError(f"{results} is not a folder")
     load_pyplot()
-    scripts, source = stages.latest_runs(results), published_source()
+    scripts, source = latest_runs(results), published_source()
     summary = (
-        f"{markdown(stages.scripts_table(scripts))}\nPublished figures: {source['gpu']},"
+        f"{markdown(scripts_table(scripts))}\nPublished figures: {source['gpu']},"
         f" PyTorch {source['pytorch']}; <{source['source']}>\n"
     )
     files: dict[str, str | bytes] = {**draw_all(all_studies(), results)}
     if scripts:  # also those that were started by hand
-        files["stages.png"] = picture_bytes(stages.draw_scripts(scripts))
+        files["stages.png"] = picture_bytes(draw_scripts(scripts))
     print(f"\n{summary}")
     if not files:
         print(f"Nothing to draw: {relative(results)} has no complete run.")

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.common import REFERENCE, Machine, has_option, parse_options, trained_in
+from bench.common import REFERENCE, Machine, has_option, option_value, parse_options, trained_in
 from gpt_speed.common import UserError, counted
 from patches import stack
 
@@ -432,8 +432,7 @@ def variant_run(choice: Choice, reference: Run, machine: Machine) -> Run:
 def at_dropout_of(options: list[str], base: Run) -> Run:
     """Returns `base`, without dropout if the options of a variant switch it off: that alone would
     make the variant faster."""
-    dropout = dict(parse_options(options)).get("--dropout", "")
-    if not re.fullmatch(r"0(\.0*)?", dropout):
+    if not re.fullmatch(r"0(\.0*)?", option_value("--dropout", options)):
         return base
     return base.replace(
         name=f"{base.name}-dropout-0",

@@ -81,6 +81,11 @@ def parse_options(words: Iterable[str]) -> list[tuple[str, str]]:
     return options
 
 
+def option_value(name: str, words: Iterable[str]) -> str:
+    """Returns the value of an option, the last one if it is repeated; "" without it."""
+    return dict(parse_options(words)).get(name, "")
+
+
 def has_option(name: str, words: Iterable[str]) -> bool:
     return any(option == name for option, _ in parse_options(words))
 

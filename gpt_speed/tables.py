@@ -1,6 +1,6 @@
 """Tables in Markdown, of any rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ class Column(NamedTuple):
 
 class Table(NamedTuple):
     columns: list[Column]
-    rows: list  # of what the columns' cells take
+    rows: Sequence  # of what the columns' cells take
     caption: str = ""
     missing: str = ""  # what stands in an empty cell
     every_column: bool = False  # also those without a figure
@@ -28,11 +28,11 @@ def fmt(value: float | None, form: str, unit: str = "") -> str:
 
 def lookup(row, name: str):
     """Returns a row's value by a name such as "record.mfu", of attributes or keys; None where one
-    of them is None or there is no such key."""
+    of them is None. Raises AttributeError or KeyError where there is none of that name."""
     for part in name.split("."):
         if row is None:
             return None
-        row = row.get(part) if isinstance(row, dict) else getattr(row, part)
+        row = row[part] if isinstance(row, dict) else getattr(row, part)
     return row
 
 

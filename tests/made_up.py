@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 from conftest import ROOT, SIZES
 
-from bench.analysis.rows import rows_of
+from bench.analysis.rows import Rows
 from bench.catalogue import Run, Scripts, technique_names
 from bench.measure import launch
 from bench.measure.journal import Measurement, append, journal_of, make_result, read_journal
@@ -443,7 +443,7 @@ def carry_out(study: Study, setup: Setup, runs_of=speeds_of) -> Iterator[tuple[P
             id=str(kinds.index(plan.kind)),
         )
         measured = [entry for entry in read_journal(path) if entry.kind == plan.kind][-1]
-        yield plan, rows_of(measured)
+        yield plan, Rows(measured)
 
 
 def measured_with(plan: Plan, events: dict, machine: dict = CPU) -> Measurement:

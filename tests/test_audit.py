@@ -29,13 +29,21 @@ from gpt_speed.audit import marks, render
 from gpt_speed.audit.audit import Reports, machine_of, result_of, with_twice_the_batch
 from gpt_speed.audit.checks import CANT_TELL, HAS, LACKS, NO_HARDWARE, NOT_HERE, check
 from gpt_speed.audit.other_gpus import work_of
+from gpt_speed.audit.render import with_one_compile_row
 from gpt_speed.audit.run import audit, watch_order
 from gpt_speed.audit.step import Step
 from gpt_speed.audit.translate import ABOUT, AT_LEAST, AT_MOST, translated
 from gpt_speed.audit.watch import Recording, Watch, WatchedOp
 from gpt_speed.cards import CARDS
 from gpt_speed.common import UserError
-from gpt_speed.gains import OUR_SHARES, Session, expected, gains_on, reference_sessions
+from gpt_speed.gains import (
+    OUR_SHARES,
+    Session,
+    expected,
+    gains_on,
+    reference_sessions,
+    technique_names,
+)
 from gpt_speed.memory import MIB, WORKSPACE, simulate
 from gpt_speed.speed import seconds
 from patches import stack
@@ -193,6 +201,22 @@ def totals(works) -> dict[tuple, list[float]]:
         group = tuple(work[:3])
         sums[group] = [*map(sum, zip(sums[group], work[3:], strict=True))]
     return sums
+
+
+def test_the_compiled_loss_shares_the_row_of_torch_compile(monkeypatch):
+    """Wherever the two stand in the series, and where both are in the audit."""
+    names = {"00-first": "first", **technique_names()}
+    monkeypatch.setattr("gpt_speed.audit.render.technique_names", lambda: names)
+    rows = [
+        dict(number=number, technique=name, state=LACKS, gain=2.0, expected=1.5)
+        for number, name in enumerate(names.values(), 1)
+    ]
+    joined = with_one_compile_row(rows)
+    assert len(joined) == len(rows) - 1
+    assert joined[8] == rows[8] | dict(
+        number="9, 14", technique="torch.compile, compiled loss", gain=4.0, expected=2.25
+    )
+    assert with_one_compile_row(rows[:9]) == rows[:9]
 
 
 def test_speeds_on_other_gpus(tmp_path):

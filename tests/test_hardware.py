@@ -9,6 +9,8 @@ import contextlib
 import ctypes
 import json
 import os
+import shutil
+import subprocess
 from dataclasses import asdict
 from types import SimpleNamespace
 from unittest import mock
@@ -282,10 +284,30 @@ def test_the_type_is_part_of_a_machine():
 # ---- A GPU that PyTorch can't use
 
 
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+@pytest.mark.parametrize(("gpu", "version"), [(True, "2.11.0"), (False, "2.13.0")])
+def test_the_pytorch_that_make_installs(tmp_path, gpu, version):
+    """That of the figures: where there is an NVIDIA GPU another one, and nothing else differs."""
+    smi = tmp_path / "nvidia-smi"
+    smi.touch(mode=0o755 if gpu else 0o644)
+    environment = dict(os.environ, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    command = ["make", "-n", "-W", "requirements.txt", ".venv/complete"]
+    plan = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    (write,) = (line for line in plan.stdout.splitlines() if " > " in line)
+    text = subprocess.run(
+        write.partition(" > ")[0], shell=True, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    pins = [line for line in text.splitlines() if "==" in line and not line.startswith("#")]
+    assert [pin for pin in pins if pin.startswith("torch==")] == [f"torch=={version}"]
+    assert len(pins) == 5
+
+
 NAME, INSTALL = (
     "NVIDIA A100-SXM4-40GB",
     (
-        "`pip install --force-reinstall torch==2.13.0 --index-url https://download.pytorch.org/whl/{}`"
+        "`pip install --force-reinstall torch==2.11.0 --index-url https://download.pytorch.org/whl/{}`"
     ),
 )
 CU130, CPU_BUILD = Build("2.13.0+cu130", "13.0"), Build("2.13.0+cpu", None)

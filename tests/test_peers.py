@@ -12,7 +12,6 @@ from matplotlib import pyplot as plt
 
 from bench.analysis.folders import newest_in
 from bench.analysis.limit import limit_of
-from bench.analysis.rows import rows_of
 from bench.measure.journal import Measurement
 from bench.measure.launch import as_typed, command_of, compiler_cache, source_of
 from bench.measure.plan import Job
@@ -332,8 +331,8 @@ def test_the_largest_batch_on_a_gpu(setup_for):
         "01_opt_single_gpu-batch-64",
         "variant-precision-autocast-batch-64",
     ]
-    ((measured, rows),) = newest_in(setup.results, "peers")
-    assert not STUDY.has_failed(measured) and rows[1].factor
+    (rows,) = newest_in(setup.results, "peers")
+    assert not STUDY.has_failed(rows.measured) and rows[1].factor
 
 
 def test_a_program_that_never_fits_keeps_the_first_batch(setup_for):
@@ -356,8 +355,8 @@ def test_one_that_never_fits_has_failed(setup_for):
     setup = setup_for("--largest", MACHINE)
     *_, last = grow(setup, lambda name, batch: None if name == "published" else 1.0)
     assert last[1] == "published-batch-32"
-    ((measured, rows),) = newest_in(setup.results, "peers")
-    assert STUDY.has_failed(measured) and rows[1].error == "failed: out of memory"
+    (rows,) = newest_in(setup.results, "peers")
+    assert STUDY.has_failed(rows.measured) and rows[1].error == "failed: out of memory"
 
 
 @pytest.mark.parametrize("machine", [CPU, MACHINE])
@@ -374,8 +373,8 @@ def test_what_is_shown(setup_for, tmp_path, clones, machine):
     ]
     runs[1] |= dict(error="it broke")
     write_journal(setup.results, "peers", plan, runs, machine)
-    ((measured, rows),) = newest_in(setup.results, "peers")
-    text = text_of(STUDY, measured)
+    (rows,) = newest_in(setup.results, "peers")
+    text = text_of(STUDY, rows)
     cells = cells_of(text)
     assert [*cells] == [run.label for run in plan.runs]
     assert cells["nanoGPT"]["weights"] == "float32, bfloat16 by autocast"
@@ -384,9 +383,9 @@ def test_what_is_shown(setup_for, tmp_path, clones, machine):
     assert cells["01"]["first loss"] == "10.00" and cells["01"]["parameters"] == "1,000"
     assert cells["01"]["first step, s"] == cells["01"]["again, s"] == "10.0"
     assert cells[plan.runs[1].label]["× nanoGPT"] == "failed: it broke"
-    assert STUDY.has_failed(measured) and WIDE_LEGEND not in text
-    assert [*excerpts_of(STUDY, measured)] == ["peers-dropout-0"]
-    assert any(text.startswith(STUDY.title) for text in shown(STUDY.picture(measured, rows)))
+    assert STUDY.has_failed(rows.measured) and WIDE_LEGEND not in text
+    assert [*excerpts_of(STUDY, rows)] == ["peers-dropout-0"]
+    assert any(text.startswith(STUDY.title) for text in shown(STUDY.picture(rows)))
     # The stand-ins are no clones, and not the files that the figures are of.
     own = peers.sha256((clones["nanogpt"] / "model.py").read_bytes())
     assert f"SHA-256 {own[:12]}" in text and text.count("isn't that of commit") == 2
@@ -397,7 +396,7 @@ def test_a_clones_commit(setup_for, monkeypatch):
     monkeypatch.setattr(peers, "sha256", lambda data: peers.PEERS["nanogpt"].sha256)
     (plan,) = STUDY.plans(setup_for())
     write_journal(setup_for().results, "peers", plan, speeds_of(plan))
-    ((measured, rows),) = newest_in(setup_for().results, "peers")
+    (rows,) = newest_in(setup_for().results, "peers")
     first, second = peers.provenance_notes(rows)
     assert "commit abcdef0" in first and "isn't that" not in first and "isn't that" in second
 
@@ -410,16 +409,16 @@ def test_a_wide_interval_is_marked(setup_for):
         if run["name"] == "published":
             run["speed"] *= 9 ** (run["round"] % 2)
     write_journal(setup.results, "peers", plan, runs, MACHINE)
-    ((measured, rows),) = newest_in(setup.results, "peers")
+    (rows,) = newest_in(setup.results, "peers")
     marked = [row for row in rows if row.speedup().is_wide]
-    assert marked and text_of(STUDY, measured).count(WIDE_MARK) == len(marked) + 1
+    assert marked and text_of(STUDY, rows).count(WIDE_MARK) == len(marked) + 1
 
 
 def test_nothing_measured_has_no_picture(setup_for):
     (plan,) = STUDY.plans(setup_for())
     write_journal(setup_for().results, "peers", plan, [dict(name="nanogpt", error="it broke")])
-    ((measured, rows),) = newest_in(setup_for().results, "peers")
-    assert STUDY.picture(measured, rows) is None
+    (rows,) = newest_in(setup_for().results, "peers")
+    assert STUDY.picture(rows) is None
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 2), ("float32", 4)])
@@ -430,11 +429,11 @@ def test_the_limit_of_01(setup_for, dtype, size):
     config |= dict(vocab_size=600_000, parameters=4_571_428)
     runs = [run | dict(speed=50.0, config=config) for run in speeds_of(plan)]
     write_journal(setup_for().results, "peers", plan, runs)
-    ((measured, rows),) = newest_in(setup_for().results, "peers")
-    assert not any(map(limit_of, rows)) and "The limit of" not in text_of(STUDY, measured)
-    measured.copy_rate, measured.matmul_peak = 1e9, {dtype: 8e12}
-    row = next(row for row in rows_of(measured) if row.run.stage == "01")
+    (rows,) = newest_in(setup_for().results, "peers")
+    assert not any(map(limit_of, rows)) and "The limit of" not in text_of(STUDY, rows)
+    rows.measured.copy_rate, rows.measured.matmul_peak = 1e9, {dtype: 8e12}
+    row = next(row for row in rows if row.run.stage == "01")
     bytes_per_token = size * (5 * 600_000 + 7 * 4_571_428 / row.record.tokens_per_step)
     limit = 1 / (16e9 / 8e12 + bytes_per_token / 1e9)
     assert limit_of(row) == pytest.approx(limit)
-    assert f"allow {limit:,.0f} tok/sec; it reaches {50 / limit:.2f}" in text_of(STUDY, measured)
+    assert f"allow {limit:,.0f} tok/sec; it reaches {50 / limit:.2f}" in text_of(STUDY, rows)

@@ -30,12 +30,12 @@ from bench import cli
 from bench.analysis import claims
 from bench.analysis.folders import newest_in, rows_in
 from bench.analysis.gains import Gain
-from bench.analysis.rows import printed, rows_of
+from bench.analysis.rows import Rows, printed
 from bench.analysis.totals import totals_in
 from bench.common import REFERENCE
 from bench.measure.journal import read_journal
 from bench.measure.machine import read_look
-from bench.report import page, readme, technique_pages, waterfall
+from bench.report import page, readme, technique_pages, to_loss, variant_pages, waterfall
 from bench.report.machine_section import headline
 from bench.report.notes import full_notes, provenance
 from bench.report.pictures import place_of
@@ -69,9 +69,9 @@ def shown(tmp_path):
 
     def shown(plan, runs, *how, **header):
         *_, measured = read_journal(write_journal(tmp_path, "a", plan, runs, *how, **header))
-        rows = rows_of(measured)
+        rows = Rows(measured)
         cells = cells_of(markdown(full_table(rows)))
-        return [*cells.values()], full_notes(measured, rows)
+        return [*cells.values()], full_notes(rows)
 
     return shown
 
@@ -87,9 +87,8 @@ def test_markdown():
     """A column without a figure is left out, unless the table wants it; a bar is escaped; a figure
     is an attribute or a key, or one within another."""
     rows = [
-        dict(label="a|b", record=SimpleNamespace(mfu=0.25, end=dict(gb=2))),
+        dict(label="a|b", record=SimpleNamespace(mfu=0.25, end=dict(gb=2, mib=None))),
         dict(label=None, record=None),
-        {},
     ]
     columns = [
         text_col("run|s", "label"),
@@ -97,13 +96,24 @@ def test_markdown():
         num_col("GB", "record.end.gb"),
         num_col("gone", "record.end.mib", ".2f"),
     ]
-    assert markdown(Table(columns, rows[:2])) == (
+    assert markdown(Table(columns, rows)) == (
         "| run\\|s | MFU | GB |\n| :-- | --: | --: |\n| a\\|b | 25.0% | 2 |\n|  |  |  |\n"
     )
     whole = markdown(Table(columns, rows, "What:", missing="n/a", every_column=True))
-    assert whole.startswith("What:\n\n| run") and rows_of_text(whole)[2] == ["n/a"] * 4
-    with pytest.raises(AttributeError):  # a name that no row has is an error, not an empty column
-        markdown(Table([num_col("MFU", "mfo")], [SimpleNamespace(mfu=1)]))
+    assert whole.startswith("What:\n\n| run") and rows_of_text(whole)[1] == ["n/a"] * 4
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        (SimpleNamespace(mfu=1), "mfo"),
+        (dict(mfu=1), "mfo"),
+        (SimpleNamespace(config=dict(mfu=1)), "config.mfo"),
+    ],
+)
+def test_a_misspelt_figure_is_no_empty_column(row, name):
+    with pytest.raises((AttributeError, KeyError), match="mfo"):
+        markdown(Table([num_col("MFU", name)], [row]))
 
 
 def test_techniques(shown):
@@ -160,13 +170,16 @@ def test_one_figure_for_one_thing():
     """A technique's gain on the H100 is the same in the ladder's table, on the technique's page and
     in the picture; techniques 9 and 10, of which a run was slow, have one together."""
     rows = printed(rows_in(REFERENCE / "nvidia-h100", "ladder"))
-    own = {row.run.number: waterfall.label_of(row).removesuffix("×") for row in rows[1:]}
+    own = {row.run.number: waterfall.bar_label(row).removesuffix("×") for row in rows[1:]}
     assert 9 not in own and own[10] == "1.44"
     page = (REFERENCE / "nvidia-h100" / "README.md").read_text(encoding="utf-8")
     table = page.partition("<!-- ladder@")[2].partition("<!-- end -->")[0]
     cells = {int(line[0]): line for line in rows_of_text(table)}
     assert {number: cells[number][3] for number in own} == own
-    gains = {technique.number: technique.on("H100") for technique in technique_pages.techniques()}
+    gains = {
+        technique.number: technique.on(technique_pages.GPU)
+        for technique in technique_pages.techniques()
+    }
     for number, text in (own | {9: own[10]}).items():
         assert f"{gains[number].factor:.2f}" == text
     assert (gains[9].together_with, gains[10].together_with) == ((10,), (9,))
@@ -176,11 +189,11 @@ def test_a_column_holds_the_gains_of_its_machine():
     """Not those on another GPU, whatever their intervals."""
     h200 = Gain("H200", 1.5, 0.5, interval=(1.49, 1.51))
     xeon = Gain("Xeon", 1.2, 0.9, device="cpu")
-    predicted = Gain("H100", 1.1, 0.8, source="predicted")
-    variant = technique_pages.Variant("a", "a --b", [h200, xeon])
+    predicted = Gain("H100", 1.1, 0.8, folder="nvidia-h100", source="predicted")
+    variant = variant_pages.Variant("a", "a --b", [h200, xeon])
     assert (variant.on_gpu, variant.on_cpu) == (None, xeon)
     variant.gains.append(predicted)
-    (cells,) = rows_of_text(markdown(technique_pages.variants_table([variant])))
+    (cells,) = rows_of_text(markdown(variant_pages.variants_table([variant])))
     assert cells[1:] == ["*1.10*", "1.20", "*0.80*"]
 
 
@@ -188,9 +201,9 @@ def test_a_variant_that_changes_nothing():
     """It is predicted to, and no CPU says otherwise."""
 
     def changes(*gains: Gain) -> bool:
-        return technique_pages.Variant("a", "a", list(gains)).changes_something
+        return variant_pages.Variant("a", "a", list(gains)).changes_something
 
-    nothing = Gain("H100", 1.001, 0.999, source="predicted")
+    nothing = Gain("H100", 1.001, 0.999, folder="nvidia-h100", source="predicted")
     cpu = Gain("Xeon", 1.01, 1.0, device="cpu", significance="no significant change")
     assert not changes(nothing) and not changes(nothing, cpu)
     assert changes(nothing, replace(cpu, significance="slower"))
@@ -199,9 +212,11 @@ def test_a_variant_that_changes_nothing():
 
 
 def test_a_missing_cell_says_why():
-    unclear = technique_pages.Variant("a", "a", [], is_unclear=True)
-    predicted = technique_pages.Variant("b", "b", [Gain("H100", 1.1, 0.8, source="predicted")])
-    lines = rows_of_text(markdown(technique_pages.variants_table([unclear, predicted])))
+    unclear = variant_pages.Variant("a", "a", [], is_unclear=True)
+    predicted = variant_pages.Variant(
+        "b", "b", [Gain("H100", 1.1, 0.8, folder="nvidia-h100", source="predicted")]
+    )
+    lines = rows_of_text(markdown(variant_pages.variants_table([unclear, predicted])))
     assert [line[1:] for line in lines] == [["–", "unclear", "–"], ["*1.10*", "–", "*0.80*"]]
 
 
@@ -213,9 +228,39 @@ def test_lines_of_a_diff(monkeypatch):
 
 def test_the_title_of_times_to_a_loss():
     """Where the best script isn't significantly faster it tells of 01."""
-    ((measured, rows),) = newest_in(REFERENCE / "nvidia-h200", "time-to-loss")
-    (target,) = measured.plan.targets.values()
+    (rows,) = newest_in(REFERENCE / "nvidia-h200", "time-to-loss")
+    (target,) = rows.measured.plan.targets.values()
     assert time_to_loss.title_of(rows, target).startswith("01: 0.54 times as fast as 00\n")
+
+
+@pytest.fixture
+def h200_times(tmp_path, monkeypatch):
+    """A copy of the journal that the picture of losses over seconds is of."""
+    monkeypatch.setattr(to_loss, "MACHINE", tmp_path)
+    return Path(shutil.copy(REFERENCE / "nvidia-h200" / "time-to-loss.jsonl", tmp_path))
+
+
+def test_a_curve_is_of_the_script_that_the_legend_names(h200_times):
+    """Wherever its row stands in the journal."""
+    lines = [json.loads(line) for line in h200_times.read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        if line["event"] == "study":
+            baseline, *others = line["plan"]["runs"]
+            line["plan"]["runs"] = [baseline, *reversed(others)]
+    h200_times.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (rows,) = newest_in(h200_times.parent, "time-to-loss")
+    by_script = {str(row.run.script): row for row in rows}
+    figure = to_loss.loss_over_seconds()
+    curves = {line.get_label(): line for line in figure.axes[0].get_lines()}
+    for script, label in to_loss.CURVES.items():
+        losses = [point.val_loss for point in by_script[script].trainings[0].points]
+        assert list(curves[label].get_ydata()) == losses, label
+
+
+def test_a_curve_that_the_journal_lacks_is_named(h200_times):
+    drop_runs(h200_times, "variant-optimizer-muon+compile-blocks-batch-4-rate-0.001")
+    with pytest.raises(UserError, match="no times to a loss of optimizer-muon.compile-blocks in"):
+        to_loss.loss_over_seconds()
 
 
 def test_what_was_measured(shown):
@@ -303,7 +348,7 @@ def figures(folder: Path) -> list:
     return [
         (row.label, row.rounds, row.tok_per_sec, row.val_loss, row.error)
         for study in all_studies()
-        for _, rows in newest_in(folder, study)
+        for rows in newest_in(folder, study)
         for row in rows
     ]
 
@@ -464,8 +509,8 @@ def test_another_text_than_the_book(reports, no_pictures, corpus, text):
     reports.children.does |= {"01-causal-mask": dict(start=start)}
     (reports.data / "meta.json").write_text(json.dumps(start["data"]))
     assert reports.make(pieces="stages,ladder") == 0
-    ((measured, _),) = newest_in(reports.results, "ladder")
-    assert place_of(measured).partition("\ntext: ")[2] == text
+    (rows,) = newest_in(reports.results, "ladder")
+    assert place_of(rows.measured).partition("\ntext: ")[2] == text
     assert reports.text.count(f", text: {text}.") == (2 if text else 0)
 
 
@@ -525,7 +570,7 @@ def test_the_pages_are_what_the_command_writes():
         text = path.read_bytes().decode()
         blocks |= {block["name"] for block in readme.BLOCK.finditer(text)}
         assert update(text, readme.SHOWN) == text, path.name
-    assert readme.BLOCKS.keys() | readme.BLOCKS_OF_MACHINES.keys() <= blocks
+    assert readme.BLOCKS.keys() <= blocks
     assert all({"Use", "Limits"} <= patch.fields.keys() for patch in stack.load())
     assert readme.EFFECTS.keys() <= {patch.name for patch in stack.load()}
 
@@ -535,16 +580,14 @@ def test_the_pages_are_what_the_command_writes():
 # What of README stands in no log: names, settings, versions, and two things seen but not logged.
 NOT_MEASURED = [
     "GPT-2 124M",
-    "1,024 tokens and dropout is 0.1",
+    "context 1,024, dropout 0.1",
     "batch 32 and dropout 0.1",
-    "GB means 1024³ bytes",
     "(95%: )",
     "Python 3.11 or newer",
-    "PyTorch 2.13",
-    "The GPU figures used 2.11",
-    "it took 4.",  # on two CPU cores; no log
-    "since 2.13 compiled dropout",
-    "--dropout 0.1`",
+    "2.11 where there is",
+    "2.13 elsewhere",
+    "PyTorch 2.5 and newer",
+    "up to 4% slower",
 ]
 NUMBER = re.compile(  # with a unit, a fraction or thousands
     r"\d[\d.,–]*\s?(?:×|%|GB|tok/s|tokens|times|minutes|seconds|M\b)|\d+\.\d+|\d,\d{3}"
@@ -605,7 +648,7 @@ README_BLOCKS = "hardware", "contributions", "speedup-picture"
 def generated() -> dict[str, str]:
     """All that is generated of README, by name."""
     blocks = {name: readme.block_text(name, readme.SHOWN) for name in README_BLOCKS}
-    known = readme.ReadmeClaims(readme.REFERENCE)
+    known = readme.Claims(readme.REFERENCE)
     return blocks | {name: readme.figure_text(name, known) for name in readme.FIGURES}
 
 
@@ -699,6 +742,22 @@ def test_a_changed_journal_changes_readme(reference, journal, run, changed):
     assert all(f"{after[name]}<!--{name}-->" in page for name in in_sentences)
 
 
+def test_a_figure_of_a_technique_is_found_by_its_name(reference):
+    """Also where a technique was put in before it, so that it has another number."""
+    names = "h100-technique-8", "h100-after-8", "h100-10-gb", "h100-11-to-15"
+    known = readme.Claims(reference)
+    before = [readme.figure_text(name, known) for name in names]
+    path = reference / "nvidia-h100" / "ladder.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        if line["event"] == "study":
+            for run in line["plan"]["runs"][3:]:
+                run["number"] += 1
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    known = readme.Claims(reference)
+    assert [readme.figure_text(name, known) for name in names] == before
+
+
 def test_techniques_that_share_a_line(tmp_path):
     """One with a slow run shares it with the next; what gains little and changes nothing else is a
     small one."""
@@ -714,9 +773,7 @@ def test_techniques_that_share_a_line(tmp_path):
     runs = [run for name, of_rounds in speeds.items() for run in rounds_of(name, *of_rounds)]
     runs.append(dict(name="failed", error="it broke"))
     (measured,) = read_journal(write_journal(tmp_path, "ladder", plan, runs, MACHINE))
-    one, two_and_three, five = claims.contributions_of(
-        row for row in rows_of(measured) if row.speeds
-    )
+    one, two_and_three, five = claims.contributions_of(row for row in Rows(measured) if row.speeds)
     assert (one.numbers, one.is_small) == ((1,), True)
     assert (two_and_three.numbers, five.numbers) == ((2, 3), (4, 5))  # 4 failed
     assert one.speed == pytest.approx(1.01)
@@ -771,10 +828,9 @@ def test_figures_that_do_not_serve(tmp_path, text, error):
 
 def test_a_figure_in_a_sentence(tmp_path):
     """Whatever stood there, a range too; what stands around it stays."""
-    count = len(stack.load()) - 1
     for old in ("3", "1,234.5", "2.4–7.0"):
-        text = update(f"**x{old}<!--techniques-->×**, y", tmp_path)
-        assert text == f"**x{count}<!--techniques-->×**, y"
+        text = update(f"**x{old}<!--parameters-millions-->M**, y", tmp_path)
+        assert text == "**x163<!--parameters-millions-->M**, y"
 
 
 # ---- Typed figures of other pages --------------------------------------------------------------
@@ -807,7 +863,7 @@ def test_totals_are_of_every_measurement_of_one_model(tmp_path):
 
 
 def test_the_xeons_typed_count_of_variants_is_that_of_the_logs():
-    (rows,) = (rows for one, rows in newest_in(REFERENCE / XEON, "variants") if not one.kind)
+    (rows,) = (rows for rows in newest_in(REFERENCE / XEON, "variants") if not rows.measured.kind)
     slower = sum(row.significance == "slower" for row in rows)
     page = unwrapped(f"results/reference/{XEON}/README.md")
     assert f"; {COUNTS[slower]} are slower." in page
@@ -816,8 +872,8 @@ def test_the_xeons_typed_count_of_variants_is_that_of_the_logs():
 def speedup_to_loss(machine: str, label: str) -> str:
     """Of the row whose label begins so, to the first target."""
     (speedup,) = {
-        f"{row.speedup(next(iter(one.plan.targets.values()))).factor:.1f}×"
-        for one, rows in newest_in(REFERENCE / machine, "time-to-loss")
+        f"{row.speedup(next(iter(row.plan.targets.values()))).factor:.1f}×"
+        for rows in newest_in(REFERENCE / machine, "time-to-loss")
         for row in rows
         if row.label.startswith(label)
     }
@@ -894,7 +950,7 @@ def test_markers_that_do_not_serve(tmp_path, text, error):
 def test_a_variant_without_a_purpose_is_named():
     *known, last = stack.load_variants()
     with pytest.raises(stack.StackError, match=f"PURPOSES .* differ in {last.name}$"):
-        technique_pages.by_purpose(known)
+        variant_pages.by_purpose(known)
 
 
 def test_write_readme(tmp_path, monkeypatch):

@@ -39,7 +39,7 @@ from made_up import (
 
 import measure
 from bench import common, processes
-from bench.analysis.rows import rows_of
+from bench.analysis.rows import Rows
 from bench.analysis.training import Training
 from bench.catalogue import Run
 from bench.commands.doctor import Doctor, Fits
@@ -329,10 +329,10 @@ def test_a_round_that_found_no_compilation_is_cold(place):
 
     place.children.does["a"] = compile
     place.run(place.plan("a"), rounds=2)
-    assert rows_of(place.measured[0])[0].compiling_rounds == {1}
+    assert Rows(place.measured[0])[0].compiling_rounds == {1}
     shutil.rmtree(place.folder / "build" / "compiler-cache")
     place.run(place.plan("a"), rounds=3, resume=REQUIRED)
-    assert rows_of(place.measured[0])[0].compiling_rounds == {1, 3}
+    assert Rows(place.measured[0])[0].compiling_rounds == {1, 3}
     (kept,) = read_journal(place.path)
     assert [result.compiled for result in kept.results] == [False, True, False]
 
@@ -469,11 +469,11 @@ class Dependent(Toy):
 
     def plans(self, setup):
         first, plan = self.made_with
-        rows = rows_of((yield first))
+        rows = Rows((yield first))
         best, other = sorted(rows, key=lambda row: -row.tok_per_sec)
         a_and_b = {run.name: run.replace(compared_to=None) for run in plan.runs}
         plan.runs = [a_and_b[best.run.name]]
-        (row,) = rows_of((yield plan))
+        (row,) = Rows((yield plan))
         assert row.rounds == 2
         plan.runs.append(a_and_b[other.run.name])
         yield plan
@@ -556,7 +556,7 @@ def test_larger_ones_are_not_tried(place, does, fails):
     place.children.does["b"] = does
     assert place.run(plan, rounds=2) == [("a", 1, 123), ("b", 1, 123), ("a", 2, 123)]
     assert place.measured[0].has_failures is fails
-    assert rows_of(place.measured[0])[2].outcome.status is Status.NOT_TRIED
+    assert Rows(place.measured[0])[2].outcome.status is Status.NOT_TRIED
     assert (
         place.run(plan, rounds=2, resume=REQUIRED, deadline=1e-9) == []
     )  # no time to try it again

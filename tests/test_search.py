@@ -22,10 +22,11 @@ from made_up import (
 )
 
 from bench.analysis.folders import newest_in
-from bench.analysis.rows import rows_of
+from bench.analysis.rows import Rows
+from bench.analysis.tuning import DEFAULT_LOSS, EPOCH_LOSS, Setting, setting_of
 from bench.report.tables import text_of
 from bench.studies import search, time_to_loss
-from bench.studies.search import Point, Search, next_points, ranked, read_search
+from bench.studies.search import Search, next_settings, ranked, read_search, run_at
 from bench.studies.time_to_loss import TimeToLoss
 from gpt_speed.common import UserError
 from patches.stack import StackError
@@ -33,7 +34,7 @@ from patches.stack import StackError
 MUON = "optimizer-muon+memory-checkpoint"
 DEFAULT = {"00": (4, 5e-4), "01": (8, 5e-4)}
 BEST = {"00": (2, 2e-3), "01": (4, 4e-3), MUON: (2, 8e-3)}
-POINTS = [Point(stage, *best) for stage, best in BEST.items()]
+SETTINGS = [Setting(stage, *best) for stage, best in BEST.items()]
 SPEED, LOSS = {"00": 100.0, "01": 500.0, MUON: 500.0}, {"00": 8.0, "01": 7.0, MUON: 7.0}
 
 
@@ -126,14 +127,14 @@ def test_a_search_tunes_by_whole_runs_with_seeds_of_its_own(searched):
 
 
 def test_every_setting_of_a_search_has_its_figures_in_a_table(searched):
-    for measured, rows in newest_in(searched.folder, "search"):
-        lines = rows_of_text(text_of(Search(), measured))
+    for rows in newest_in(searched.folder, "search"):
+        lines = rows_of_text(text_of(Search(), rows))
         assert len(lines) == len(rows) and all(line[3] for line in lines)
 
 
 def test_a_search_ends_with_the_options_of_the_best(searched):
-    measured, _ = newest_in(searched.folder, "search")[-1]
-    text = text_of(Search(), measured)
+    rows = newest_in(searched.folder, "search")[-1]
+    text = text_of(Search(), rows)
     for stage, (batch, rate) in BEST.items():
         assert f"\n{stage}: --batch-size {batch} --learning-rate {rate:g}\n" in text
 
@@ -151,9 +152,9 @@ def test_times_are_those_of_the_best_settings_to_the_loss_of_00(searched):
     """With other seeds than the search, each compiling anew."""
     (plan,) = measure(TimeToLoss(), setup_of(searched.folder, max_tokens=EPOCH, epoch=True))
     first, *_ = names(plan)
-    assert [Point(**run.facts) for run in plan.runs] == POINTS
+    assert [setting_of(run) for run in plan.runs] == SETTINGS
     assert [run.compared_to for run in plan.runs] == [None, first, first]
-    assert (plan.kind, plan.targets, plan.tokens) == ("epoch", {search.TARGET: 7.0}, 2 * EPOCH)
+    assert (plan.kind, plan.targets, plan.tokens) == ("epoch", {EPOCH_LOSS: 7.0}, 2 * EPOCH)
     assert (plan.first_seed, plan.new_seeds, plan.cold_rounds) == (123, True, 2)
 
 
@@ -171,27 +172,27 @@ def test_times_need_a_search_of_the_same_kind(searched, changes, difference):
 
 def test_settings_that_fail_come_last(tmp_path):
     measure(Search(), setup_of(tmp_path), fails=lambda _, rate: rate >= 2e-3)
-    points, _ = read_search(setup_of(tmp_path))
-    assert points == [Point("00", 2, 1e-3), Point("01", 4, 1e-3)]
-    assert not any(Search().has_failed(measured) for measured, _ in newest_in(tmp_path, "search"))
+    settings, _ = read_search(setup_of(tmp_path))
+    assert settings == [Setting("00", 2, 1e-3), Setting("01", 4, 1e-3)]
+    assert not any(Search().has_failed(rows.measured) for rows in newest_in(tmp_path, "search"))
 
 
 def test_what_is_tried_next():
     """What is around the best, then around the next best, until there are enough."""
-    start = Point("00", 1, 1.0)
+    start = Setting("00", 1, 1.0)
     around = start.around()
-    assert around == [Point("00", 2, 1.0), Point("00", 1, 0.5), Point("00", 1, 2.0)]
-    assert next_points([start], 10) == around
-    assert next_points([start], 3) == around[:2]
-    assert set(next_points([start, *around], 10)) == set(around[0].around()) - {start}
+    assert around == [Setting("00", 2, 1.0), Setting("00", 1, 0.5), Setting("00", 1, 2.0)]
+    assert next_settings([start], 10) == around
+    assert next_settings([start], 3) == around[:2]
+    assert set(next_settings([start, *around], 10)) == set(around[0].around()) - {start}
 
 
 def test_the_loss_in_time(tmp_path):
     """Of two settings the one that is ahead after as many seconds as the faster one takes."""
-    points = Point("01", 1, 1.0), Point("01", 2, 1.0), Point("01", 4, 1.0)
-    plan = search.plan_of_part(search.Part(8, 8), points, setup_of(tmp_path))
+    settings = Setting("01", 1, 1.0), Setting("01", 2, 1.0), Setting("01", 4, 1.0)
+    plan = search.plan_of_part(search.Part(8, 8), settings, setup_of(tmp_path))
     slow, fast, failed = names(plan)
-    rows = rows_of(
+    rows = Rows(
         measured_with(
             plan,
             {
@@ -203,7 +204,7 @@ def test_the_loss_in_time(tmp_path):
     )
     # The fast one ends after 41 s, when the slow one has trained 4,096 tokens.
     assert [*map(search.loss_in_equal_time, rows)] == [pytest.approx(6.0), 6.0, inf]
-    assert ranked(rows, "01")[-1] == points[-1]
+    assert ranked(rows, "01")[-1] == settings[-1]
 
 
 @pytest.mark.parametrize("machine", [CPU, MACHINE])
@@ -239,19 +240,19 @@ def test_wrong_options_are_refused_before_anything_runs(tmp_path, study, args, w
 
 def test_times_to_two_targets(tmp_path):
     """At 00's default settings and at the best."""
-    targets = {time_to_loss.TARGET: 7.75, search.TARGET: 7.25}
+    targets = {DEFAULT_LOSS: 7.75, EPOCH_LOSS: 7.25}
     first, last = TimeToLoss().runs(setup_of(tmp_path))
-    plain, fast = (point.run(setup_of(tmp_path)) for point in POINTS[:2])
+    plain, fast = (run_at(setting, setup_of(tmp_path)) for setting in SETTINGS[:2])
     runs = [
         first,
         last,
         plain.replace(compared_to=first.name),
         fast.replace(compared_to=plain.name),
     ]
-    plan = search.plan_of(runs, "", tokens=3 * 8192, cold_rounds=2, rounds=2, targets=targets)
+    plan = search.whole_runs(runs, "", tokens=3 * 8192, cold_rounds=2, rounds=2, targets=targets)
     write_journal(tmp_path, "time-to-loss", plan, landscape()(plan))
-    ((measured, rows),) = newest_in(tmp_path, "time-to-loss")
-    published, best = map(cells_of, text_of(TimeToLoss(), measured).split("Target ")[1:])
+    (rows,) = newest_in(tmp_path, "time-to-loss")
+    published, best = map(cells_of, text_of(TimeToLoss(), rows).split("Target ")[1:])
     assert published["01"] == {
         "run": "01",
         "tok/sec": "500",
@@ -271,7 +272,7 @@ def test_times_to_two_targets(tmp_path):
         "9.33",
         "00, batch 2, rate 0.002",
     )
-    figure = TimeToLoss().picture(measured, rows)
+    figure = TimeToLoss().picture(rows)
     assert {"not reached", f"{line['seconds']} s, {line['× to the loss']}×"} <= {*shown(figure)}
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
         "00",
@@ -296,7 +297,7 @@ def test_without_a_search(tmp_path):
     )
     assert (plan.kind, plan.targets, plan.tokens) == (
         "variants",
-        {time_to_loss.TARGET: 7.75},
+        {DEFAULT_LOSS: 7.75},
         3 * 8192,
     )
     assert names(plan)[:3] == ["00_orig", "01_opt_single_gpu", "variant-optimizer-muon"]

@@ -193,9 +193,9 @@ def test_pytorchs_own_folder_stays_where_another_cant_be(script, monkeypatch, tm
 @pytest.mark.parametrize(
     ("device", "steps", "is_watched", "lines"),
     [
-        ("cpu", 24, True, 1),
-        ("cpu", 25, True, 0),
-        ("cpu", 24, False, 0),
+        ("cpu", 69, True, 1),
+        ("cpu", 70, True, 0),
+        ("cpu", 69, False, 0),
         ("cuda", 339, True, 1),
         ("cuda", 340, True, 0),
         ("mps", 1, True, 0),

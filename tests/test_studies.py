@@ -27,10 +27,11 @@ from matplotlib import pyplot as plt
 
 from bench.analysis.folders import newest_in
 from bench.analysis.gains import ladder_sessions
-from bench.analysis.rows import rows_of
+from bench.analysis.rows import Rows
 from bench.catalogue import Scripts
 from bench.common import ROOT
 from bench.measure.plan import SCRATCH, Growth, Plan
+from bench.report import scripts
 from bench.report.pictures import picture_bytes
 from bench.report.tables import excerpts_of, picture_name, text_of
 from bench.studies import all_studies, search, stages, versions
@@ -89,7 +90,7 @@ def plan_for(folder, *args, **kwargs) -> Plan:
 
 
 def measure(folder, *args, runs_of=speeds_of, **kwargs):
-    """(measurement, rows) of a study's first plan with made-up runs."""
+    """The rows of a study's first plan with made-up runs."""
     plan = plan_for(folder, *args, **kwargs)
     write_journal(folder, args[0], plan, runs_of(plan), kwargs.get("machine", CPU))
     return newest_in(folder, args[0])[-1]
@@ -126,13 +127,13 @@ def tables(case) -> list[SimpleNamespace]:
     last = {plan.kind: plan for plan in case.plans}
     return [
         SimpleNamespace(
-            plan=last[measured.kind],
-            kind=measured.kind,
+            plan=last[rows.measured.kind],
+            kind=rows.measured.kind,
             rows=rows,
-            text=text_of(case.study, measured),
-            excerpts=excerpts_of(case.study, measured),
+            text=text_of(case.study, rows),
+            excerpts=excerpts_of(case.study, rows),
         )
-        for measured, rows in case.measurements
+        for rows in case.measurements
     ]
 
 
@@ -183,12 +184,13 @@ def test_excerpts_say_why_a_run_has_no_figures(case, tables):
 
 
 def test_pictures(case):
-    for measured, rows in case.measurements:
-        figure = case.study.picture(measured, rows)
-        name = picture_name(case.study.name, measured.kind)
+    for rows in case.measurements:
+        figure = case.study.picture(rows)
+        name = picture_name(case.study.name, rows.measured.kind)
         needed = rows if name == "stages" else rows[1:]
         assert bool(figure) == (
-            name in PICTURES and (bool(measured.plan.targets) or any(row.speeds for row in needed))
+            name in PICTURES
+            and (bool(rows.measured.plan.targets) or any(row.speeds for row in needed))
         )
         if figure:
             assert picture_bytes(figure).startswith(b"\x89PNG")
@@ -237,15 +239,15 @@ def test_leave_one_out(tmp_path):
 def test_whose_factor_it_is(tmp_path, techniques, machine, credits):
     """A technique is credited with its own factor alone: in tables, pictures and audits."""
     study = STUDIES["ladder"]
-    measured, rows = measure(tmp_path, "ladder", f"--techniques {techniques}", machine=machine)
+    rows = measure(tmp_path, "ladder", f"--techniques {techniques}", machine=machine)
     assert [row.techniques for row in rows[1:]] == credits
     alone = [row for row in rows[1:] if len(row.techniques) == 1]
     gains = {patch: gain for one in ladder_sessions(tmp_path) for patch, gain in one.gains.items()}
     for row in rows[1:]:
         assert (gains.get(row.run.script) == row.factor) == (row in alone)
-    for row, cells in zip(rows, rows_of_text(text_of(study, measured)), strict=True):
+    for row, cells in zip(rows, rows_of_text(text_of(study, rows)), strict=True):
         assert (row.technique in cells) == (row in (rows[0], *alone))
-    texts = shown(study.picture(measured, rows))
+    texts = shown(study.picture(rows))
     for row in rows[1:]:
         several = f"techniques {row.techniques[0]} to"
         assert any(several in text for text in texts) == (row not in alone)
@@ -254,7 +256,7 @@ def test_whose_factor_it_is(tmp_path, techniques, machine, credits):
 def test_ladder_without_a_common_round(tmp_path):
     """The lines of the baseline's later rounds, and of technique 2's first one, are damaged."""
     lost = {FIRST: (2, 3, 4), "02-tensor-cores": (1,)}
-    measured, rows = measure(
+    rows = measure(
         tmp_path,
         "ladder",
         "--techniques 0-2",
@@ -263,13 +265,13 @@ def test_ladder_without_a_common_round(tmp_path):
         ],
     )
     assert rows[1].factor_baseline and rows[2].factor and not rows[2].factor_baseline
-    assert shown(STUDIES["ladder"].picture(measured, rows))
+    assert shown(STUDIES["ladder"].picture(rows))
 
 
 def test_ladder_picture(tmp_path):
     """Its title says how much faster it is; a name that is too long; no baseline."""
     study, failed = STUDIES["ladder"], dict(error="out of memory: lower --batch-size and so on")
-    measured, rows = measure(
+    rows = measure(
         tmp_path,
         "ladder",
         "--techniques 0-10",
@@ -278,7 +280,7 @@ def test_ladder_picture(tmp_path):
             run | (failed if run["name"] == "07-flash-attention" else {}) for run in speeds_of(plan)
         ],
     )
-    texts = shown(study.picture(measured, rows))
+    texts = shown(study.picture(rows))
     assert {
         "102 tok/sec",
         "1.12×",
@@ -287,12 +289,13 @@ def test_ladder_picture(tmp_path):
     } <= set(texts)
     title = f"{rows[-1].factor_baseline:.1f}× faster: cpu-demo on {LONG[:59]}…, 2 cores"
     assert any(" ".join(text.split()).startswith(title) for text in texts)
+    plan = rows.measured.plan
     measured = measured_with(
-        measured.plan,
-        {run.name: record_events(run.name, 100.0) for run in measured.plan.runs[1:]}
+        plan,
+        {run.name: record_events(run.name, 100.0) for run in plan.runs[1:]}
         | {FIRST: "ended by signal 9"},
     )
-    assert study.picture(measured, rows_of(measured)) is None
+    assert study.picture(Rows(measured)) is None
 
 
 @pytest.mark.parametrize(
@@ -309,9 +312,9 @@ def test_a_ladder_that_ends_below_its_baseline_claims_no_speedup(tmp_path, speed
             for run in rounds_of(row.name, speed, noise * speed, speed)
         ]
 
-    measured, rows = measure(tmp_path, "ladder", "--techniques 0,2,3", runs_of=ends_at)
+    rows = measure(tmp_path, "ladder", "--techniques 0,2,3", runs_of=ends_at)
     assert "faster" in {row.significance for row in rows}
-    texts = shown(STUDIES["ladder"].picture(measured, rows))
+    texts = shown(STUDIES["ladder"].picture(rows))
     assert any("× faster" in text for text in texts) is is_claimed
 
 
@@ -397,9 +400,10 @@ def test_nothing_larger_than_what_does_not_fit(tmp_path, memory, errors):
             for run, gb in zip(plan.runs, memory, strict=False)
         },
     )
-    for row, error in zip(rows_of(measured), errors, strict=False):
+    rows = Rows(measured)
+    for row, error in zip(rows, errors, strict=False):
         assert row.error == error or row.error.startswith(error)
-    lines = rows_of_text(text_of(study, measured))
+    lines = rows_of_text(text_of(study, rows))
     assert len(lines) == len(errors) and lines[-1][1].startswith(errors[-1])
 
 
@@ -462,7 +466,7 @@ def test_the_notes_of_stages_say_how_many_epochs(tmp_path):
     plan = next(STUDIES["stages"].plans(setup))
     plan.runs = [run.replace(options=(*run.options, "--batch-size", "4")) for run in plan.runs]
     measured = measured_with(plan, {run.name: record_events(run.name) for run in plan.runs})
-    notes = STUDIES["stages"].notes(measured, rows_of(measured))
+    notes = STUDIES["stages"].notes(Rows(measured))
     assert "2 epochs per run." in notes[0]
 
 
@@ -505,7 +509,7 @@ def stage_runs(tmp_path):
 
 def latest_in(folder) -> dict[tuple[str, str], list[str]]:
     """The cells of the three scripts' table but the machine, by machine and script."""
-    table = markdown(stages.scripts_table(stages.latest_runs(folder)))
+    table = markdown(scripts.scripts_table(scripts.latest_runs(folder)))
     return {(line[0], line[2]): line[1:] for line in rows_of_text(table)}
 
 
@@ -609,7 +613,7 @@ def test_damaged_records_are_named(stage_runs, capsys, old, new):
 def test_scripts_beside_the_published_ones(tmp_path):
     """Also of another text, of runs that differ in length, and where memory isn't known; the
     published figures stand alone where nothing is measured."""
-    assert [line[2:5] for line in rows_of_text(markdown(stages.scripts_table([])))] == [
+    assert [line[2:5] for line in rows_of_text(markdown(scripts.scripts_table([])))] == [
         ["00 original", "12,525", "1.00"],
         ["01 optimized", "142,156", "11.35"],
         ["02 DDP × 4", "419,259", "33.47"],
@@ -645,7 +649,7 @@ def test_scripts_beside_the_published_ones(tmp_path):
         "$x_1$: cpu-demo / 256",
         f"{LONG[:59]}…: cpu-demo / 256",
         f"Some CPU: cpu-demo / 256, {'x' * 59}…, its\ntokens bytes",
-    } <= set(shown(stages.draw_scripts(stages.latest_runs(tmp_path))))
+    } <= set(shown(scripts.draw_scripts(scripts.latest_runs(tmp_path))))
 
 
 def test_scaling(tmp_path):
@@ -676,11 +680,11 @@ def test_scaling(tmp_path):
             for run in rounds_of(row.name, *own)
         ],
     )
-    ((measured, rows),) = newest_in(tmp_path, "scaling")
-    cells = cells_of(text_of(STUDIES["scaling"], measured))
+    (rows,) = newest_in(tmp_path, "scaling")
+    cells = cells_of(text_of(STUDIES["scaling"], rows))
     low, high = (factor / 2 for factor in rows[2].interval)
     assert cells["02, 2 processes"]["95%"] == f"{low:.0%}–{high:.0%}" and low < 0.826 < high
-    assert "for 4 A100s: 74%" in text_of(STUDIES["scaling"], measured)
+    assert "for 4 A100s: 74%" in text_of(STUDIES["scaling"], rows)
     assert cells["02, 2 processes"]["efficiency"] == "82.6%" and cells["01"]["95%"] == ""
 
 
@@ -691,7 +695,7 @@ def test_no_efficiency_without_01(tmp_path):
     runs = [dict(name=base.name, error="it failed")]
     runs += [run for other in others for run in rounds_of(other.name, 900.0, 900.0)]
     write_journal(tmp_path, "scaling", plan, runs)
-    ((_, rows),) = newest_in(tmp_path, "scaling")
+    (rows,) = newest_in(tmp_path, "scaling")
     assert [efficiency_of(row) for row in rows] == [None, None, None]
 
 
@@ -702,8 +706,8 @@ def test_without_01_nothing_tells_the_efficiency_of_02(tmp_path):
         failed, *others = plan.runs
         return [dict(name=failed.name, error="it broke"), *(dict(name=run.name) for run in others)]
 
-    measured, rows = measure(tmp_path, "scaling", "1,2", runs_of=without_01)
-    cells = cells_of(text_of(STUDIES["scaling"], measured))
+    rows = measure(tmp_path, "scaling", "1,2", runs_of=without_01)
+    cells = cells_of(text_of(STUDIES["scaling"], rows))
     assert cells["02, 2 processes"]["per process"] == "50"
     assert all("efficiency" not in own for own in cells.values())
 
@@ -755,8 +759,8 @@ def test_a_profile(tmp_path, machine):
     assert (tmp_path / "profile.trace.json").read_text() == "a trace"
     plan = next(study.plans(setup))
     write_journal(tmp_path, "profile", plan, speeds_of(plan), machine)
-    ((measured, _),) = newest_in(tmp_path, "profile")
-    _, kinds, operations = excerpts_of(study, measured)["profile"].split("\n\n")
+    (rows,) = newest_in(tmp_path, "profile")
+    _, kinds, operations = excerpts_of(study, rows)["profile"].split("\n\n")
     assert {kind: row["share"] for kind, row in cells_of(kinds).items()} == (
         {"attention": "90.0%", "matrix products": "7.5%", "idle": "2.5%"}
         if machine is MACHINE
@@ -775,6 +779,6 @@ def test_the_study_in_contributing(tmp_path, monkeypatch):
     exec(code[0], names := {})
     study = names["Contexts"]()
     monkeypatch.setitem(STUDIES, study.name, study)
-    measured, rows = measure(tmp_path, "contexts")
+    rows = measure(tmp_path, "contexts")
     assert [row.factor is None for row in rows] == [True, False, False]
-    assert rows[1].label in text_of(study, measured) and shown(study.picture(measured, rows))
+    assert rows[1].label in text_of(study, rows) and shown(study.picture(rows))

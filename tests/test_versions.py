@@ -11,7 +11,7 @@ from made_up import CPU, Children, cells_of, setup_of
 
 from bench import processes
 from bench.analysis.folders import newest_in
-from bench.analysis.rows import rows_of
+from bench.analysis.rows import Rows
 from bench.measure.journal import journal_of
 from bench.measure.run import Resume, run_study
 from bench.report.notes import provenance
@@ -63,7 +63,7 @@ def measure(tmp_path, monkeypatch, two):
         setup.data.mkdir(parents=True, exist_ok=True)
         (setup.data / "meta.json").write_text('{"tokens": {"train": 4096}}')
         run_study(STUDY, setup, rounds, resume)
-        return dict((one.kind, (one, rows)) for one, rows in newest_in(setup.results, "versions"))
+        return {rows.measured.kind: rows for rows in newest_in(setup.results, "versions")}
 
     measure.children = children
     return measure
@@ -77,10 +77,10 @@ def test_each_run_has_its_environment(measure, two):
     assert len(checks) == 2 and measure.children.calls[:2] == checks
     assert {call.cores for call in checks} == {1}
     assert {call.cores for call in measure.children.calls[2:]} == {None}
-    _, rows = plans[""]
+    rows = plans[""]
     assert [row.run.compared_to for row in rows] == [None, rows[0].run.name, None, rows[2].run.name]
     assert [row.rounds for row in rows] == [2] * 4
-    assert [row.rounds for row in plans[versions.CHECK][1]] == [1] * 2
+    assert [row.rounds for row in plans[versions.CHECK]] == [1] * 2
 
 
 def test_each_environment_has_a_compiler_cache(measure):
@@ -95,29 +95,29 @@ def test_each_environment_has_a_compiler_cache(measure):
 
 
 def test_tables(measure):
-    for measured, rows in measure().values():
-        text = text_of(STUDY, measured)
+    for rows in measure().values():
+        text = text_of(STUDY, rows)
         assert all(row.label in text for row in rows)
         assert f"PyTorch {OLD} and {NEW}" in text
         assert "row above" not in text  # of three environments it is another script's
-        assert provenance([measured]).endswith(f"with PyTorch {OLD} and {NEW}.")
+        assert provenance([rows.measured]).endswith(f"with PyTorch {OLD} and {NEW}.")
 
 
 def test_gradients_stand_beside_the_speed_of_01(measure):
-    measured, rows = measure()[""]
-    cells = cells_of(markdown(*STUDY.tables(measured, rows)))
+    rows = measure()[""]
+    cells = cells_of(markdown(*STUDY.tables(rows)))
     assert [cells[row.label]["gradients"] for row in rows] == ["", "", "right", "right"]
 
 
 def test_a_first_step_cold_and_again(measure):
     """Cold it is that of the round that compiles."""
-    measured, _ = measure(rounds=3)[""]
+    measured = measure(rounds=3)[""].measured
     measured.results = [replace(one, compiled=one.round > 1) for one in measured.results]
-    rows = rows_of(measured)
+    rows = Rows(measured)
     for row in rows:
         for number, training in row.by_round.items():
             training.record.logs[0]["seconds"][0] = 10 / number
-    cells = cells_of(markdown(*STUDY.tables(measured, rows)))[rows[0].label]
+    cells = cells_of(markdown(*STUDY.tables(rows)))[rows[0].label]
     assert cells["first step s"] == "10.0"
     assert cells["again"] == "4.2"  # the median of 5 and 3.3
 
@@ -134,7 +134,7 @@ def test_resume_takes_a_further_environment(measure, two):
     plans = measure(two, resume=Resume.REQUIRED)
     again = measure.children.calls[before:]
     assert {call.command[0] for call in again} == {f"{two[1]}/bin/python"}
-    assert [row.rounds for row in plans[""][1]] == [2] * 4
+    assert [row.rounds for row in plans[""]] == [2] * 4
 
 
 def test_an_edit_of_what_the_check_imports_repeats_the_check_alone(measure, monkeypatch, tmp_path):
@@ -150,7 +150,7 @@ def test_an_edit_of_what_the_check_imports_repeats_the_check_alone(measure, monk
 
 
 def test_wrong_gradients_fail_it(measure):
-    measured, _ = measure()[versions.CHECK]
+    measured = measure()[versions.CHECK].measured
     assert not STUDY.has_failed(measured)
     (event,) = measured.results[0].record.gradients
     event["tensors"]["head.weight"] = [1.0, 0.0, 0.0]

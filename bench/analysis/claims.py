@@ -8,18 +8,27 @@ from operator import attrgetter
 from pathlib import Path
 
 from bench.analysis.folders import has_gpu, rows_in
-from bench.analysis.rows import Row, known_values, printed
+from bench.analysis.rows import Comparison, Row, known_values, printed, ratio
 from bench.analysis.stats import mean_ratio
 from bench.analysis.totals import optimized_in, totals_in
-from bench.catalogue import effect_on_loss, without_effect_on_gpus
+from bench.analysis.tuning import EPOCH_LOSS
+from bench.catalogue import (
+    effect_on_loss,
+    last_published_technique,
+    technique_names,
+    technique_number,
+    without_effect_on_gpus,
+)
 from patches import stack
 
 # In README techniques that gain less share a line, if they change neither memory nor the loss.
 SMALL_GAIN = 1.015
 
-# Technique 15 has no row in the H100's ladder. steps.json has its step together with fast math,
+COMPILE = "08-torch-compile"
+LAST_AT_BATCH_8 = "09-padded-vocabulary"  # the last technique with the batch size of 00
+# This technique has no row in the H100's ladder. steps.json has its step together with fast math,
 # and whole scripts with both and with neither.
-ALLOCATOR = 15
+ALLOCATOR = "15-kept-memory"
 WITH_FAST_MATH = "fast math, expandable segments"
 BEFORE_ALLOCATOR = "01 without fast math and expandable segments"
 PUBLISHED = "published 01"
@@ -111,46 +120,57 @@ class Claims:
         """Takes a folder like results/reference, whose journals are read where they are needed. A
         figure that isn't there raises KeyError, or OSError."""
         self.h100, self.h200 = reference / "nvidia-h100", reference / "nvidia-h200"
-        self.reference = reference
+        self.folder = reference
+
+    # ---- The H100's ladder, and what was measured there on other days
 
     @cached_property
-    def ladder(self) -> dict[int, Row]:
-        """The scripts with a speed on the H100, by the numbers of their techniques."""
+    def ladder(self) -> dict[str, Row]:
+        """The scripts with a speed, in their order: "00", then by the names of their patches."""
         rows = rows_in(self.h100, "ladder")
-        return {row.run.number: row for row in rows if row.speeds and row.run.number is not None}
+        own = [row for row in rows if row.speeds and row.run.number is not None]
+        return {str(row.run.script): row for row in own}
 
     @property
     def baseline(self) -> Row:
-        return self.ladder[0]
+        return self.ladder["00"]
+
+    @property
+    def parameters(self) -> int | None:
+        if not self.baseline.record:
+            return None
+        return self.baseline.record.config["parameters"]
 
     @property
     def optimized(self) -> Row:
-        return self.ladder[max(self.ladder, default=0)]
+        return self.ladder[next(reversed(self.ladder), "00")]
 
     @property
-    def after_8(self) -> Row:
-        """The script that compiles, with the published batch size of 00."""
-        return self.ladder[8]
+    def compiled_script(self) -> Row:
+        """The script that compiles, still with the published batch size of 00."""
+        return self.ladder[COMPILE]
 
     @property
-    def after_10(self) -> Row:
+    def speedup_at_batch_8(self) -> float | None:
+        """How many times as fast as the baseline the last script with its batch size is; of
+        medians, since one run was slow."""
+        return ratio(self.ladder[LAST_AT_BATCH_8].tok_per_sec, self.baseline.tok_per_sec)
+
+    @property
+    def published_script(self) -> Row:
         """The script with all published techniques."""
-        return self.ladder[10]
+        names = list(technique_names())
+        return self.ladder[names[last_published_technique() - 1]]
+
+    def speedup_over(self, other: Row) -> Comparison:
+        """Returns how many times as fast as another script the optimized one is."""
+        return self.optimized.speedup_over(other)
 
     @property
-    def interval(self) -> tuple[float, float] | None:
-        """That of how many times as fast as the baseline the optimized script is."""
-        return self.optimized.speedup_over(self.baseline).interval
-
-    @property
-    def factor_after_8(self) -> float | None:
-        return self.optimized.speedup_over(self.after_8).factor
-
-    @property
-    def gains_after_10(self) -> list[float]:
-        """What techniques 11 to 15 gain in percent: over the published optimized script's step, and
-        in the ladder."""
-        factors = [self.steps.over_published, self.optimized.speedup_over(self.after_10).factor]
+    def percent_over_published(self) -> list[float]:
+        """By how many percent the optimized script is faster than the one with the published
+        techniques: their steps, and in the ladder."""
+        factors = [self.steps.over_published, self.speedup_over(self.published_script).factor]
         return [100 * (factor - 1) for factor in known_values(factors)]
 
     @property
@@ -160,67 +180,55 @@ class Claims:
         return product(self.optimized.factor_baseline, self.steps.nanogpt)
 
     @property
-    def autocast_over_nanogpt(self) -> float | None:
-        """How many times as fast as nanoGPT 01 is with float32 weights, by ratios of two days."""
-        return product(self.variants["precision-autocast"].factor, self.steps.over_nanogpt)
+    def autocast_variant(self) -> Row:
+        """01 with float32 weights, as nanoGPT has them."""
+        rows = [row for row in rows_in(self.h100, "variants") if not row.run.options]
+        return {str(row.run.script): row for row in rows}["precision-autocast"]
 
     @property
-    def technique_count(self) -> int:
-        return len(stack.load()) - 1  # DDP is a script of its own
-
-    @cached_property
-    def variants(self) -> dict[str, Row]:
-        """The H100's variants of 01, by their labels."""
-        return {row.label: row for row in rows_in(self.h100, "variants")}
+    def autocast_over_nanogpt(self) -> float | None:
+        """How many times as fast as nanoGPT that one is, by ratios of two days."""
+        return product(self.autocast_variant.factor, self.steps.over_nanogpt)
 
     @cached_property
     def steps(self) -> Steps:
         text = (self.h100 / "steps.json").read_text(encoding="utf-8")
         return Steps(json.loads(text))
 
-    @cached_property
-    def epoch(self) -> dict[str | None, Row]:
-        """One epoch at default settings on the H200, by the script: "00" or "01"."""
-        return {row.run.stage: row for row in rows_in(self.h200, "stages")}
+    # ---- The H200: an epoch, and the time to its loss
 
-    @cached_property
-    def tuned(self) -> dict[str | None, Row]:
-        """The same, tuned for the loss of that epoch."""
-        return {row.run.stage: row for row in rows_in(self.h200, "time-to-loss")}
+    def loss_of_epoch(self, stage: str) -> float | None:
+        """Returns the loss of "00" or "01" after one epoch at default settings."""
+        return {row.run.stage: row for row in rows_in(self.h200, "stages")}[stage].val_loss
+
+    def tuned(self, stage: str) -> Row:
+        """Returns "00" or "01" with the settings that are best for the loss of that epoch."""
+        rows = [row for row in rows_in(self.h200, "time-to-loss") if EPOCH_LOSS in row.plan.targets]
+        return {row.run.stage: row for row in rows}[stage]
 
     @property
     def target(self) -> float:
         """The loss of one epoch that scripts were tuned for."""
-        (target,) = self.tuned["00"].plan.targets.values()
-        return target
+        return self.tuned("00").plan.targets[EPOCH_LOSS]
 
-    @property
-    def seconds(self) -> dict[str | None, float | None]:
-        """The seconds of training in which "00" and "01" come to that loss."""
-        return {script: row.seconds_to(self.target) for script, row in self.tuned.items()}
+    def seconds_to_target(self, stage: str, compiling: bool = False) -> float | None:
+        """Returns the seconds of training, and of compiling before it, in which "00" or "01" comes
+        to that loss."""
+        return self.tuned(stage).seconds_to(self.target, with_first_step=compiling)
 
-    @property
-    def seconds_compiling(self) -> dict[str | None, float | None]:
-        """The same, with the first step, which compiles."""
-        return {
-            script: row.seconds_to(self.target, with_first_step=True)
-            for script, row in self.tuned.items()
-        }
-
-    @cached_property
-    def cpus(self) -> list[Row]:
-        """The optimized script on each CPU."""
-        return [row for row in optimized_in(self.reference) if not has_gpu(row)]
+    # ---- CPUs
 
     @property
     def cpu_parameters(self) -> list[int]:
-        return [row.record.config["parameters"] for row in self.cpus if row.record]
+        """The sizes of the models that were trained on CPUs."""
+        rows = [row for row in optimized_in(self.folder) if not has_gpu(row)]
+        return [row.record.config["parameters"] for row in rows if row.record]
 
-    @property
-    def cpu_speedups(self) -> dict[str, list[float]]:
-        """How many times as fast as 00 it was in each measurement, by the machine's folder."""
-        folders = [row.measured.folder for row in self.cpus]
-        return {folder.name: totals_in(folder) for folder in folders}
+    def speedups_on(self, machine: str) -> list[float]:
+        """Returns how many times as fast as 00 01 was in each measurement of a machine."""
+        return totals_in(self.folder / machine)
+
+    # ---- What each technique contributes on the H100
 
     def contributions(self) -> list[Contribution]:
         """Returns what each technique contributes on the H100, the most first; techniques that gain
@@ -230,16 +238,17 @@ class Claims:
         return sorted(lines, key=attrgetter("rank"))
 
     def contributions_beside_ladder(self) -> Iterator[Contribution]:
-        """Yields the techniques without a row in the ladder: 15, and those for CPUs."""
+        """Yields the techniques without a row in the ladder: ALLOCATOR, and those for CPUs."""
         if ALLOCATOR not in self.ladder:
             yield self.allocator_settings()
-        for number in sorted(without_effect_on_gpus() - self.ladder.keys()):
+        measured = {row.run.number for row in self.ladder.values()}
+        for number in sorted(without_effect_on_gpus() - measured):
             yield Contribution((number,))
 
     def allocator_settings(self) -> Contribution:
-        """Returns what technique 15 gained: at most as much as it did with fast math."""
+        """Returns what ALLOCATOR gained: at most as much as it did with fast math."""
         return Contribution(
-            (ALLOCATOR,),
+            (technique_number(ALLOCATOR),),
             self.steps.speedup(WITH_FAST_MATH),
             self.steps.script_gb["01"] / self.steps.script_gb[BEFORE_ALLOCATOR],
             at_most=True,

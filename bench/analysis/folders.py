@@ -2,37 +2,29 @@
 
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
-from bench.analysis.rows import Row, Rows, rows_of
+from bench.analysis.rows import Row, Rows
 from bench.common import REFERENCE
-from bench.measure.journal import Measurement, journal_of, newest, read_journal
+from bench.measure.journal import journal_of, newest, read_journal
 
 
-def newest_in(folder: Path, study: str) -> list[tuple[Measurement, list[Row]]]:
-    """Returns the newest measurement of each kind of a study, with its rows. Raises OSError."""
+def newest_in(folder: Path, study: str) -> list[Rows]:
+    """Returns the rows of the newest measurement of each kind of a study. Raises OSError."""
     path = journal_of(folder, study)
     changed = 0
     if path.exists():
         changed = path.stat().st_mtime_ns
-    return [(measured, list(table)) for measured, table in read_newest(Version(path, changed))]
-
-
-class Version(NamedTuple):
-    """A journal as it was when it was last changed."""
-
-    path: Path
-    changed: int  # nanoseconds; 0 where there is no file
+    return [*read_newest(path, changed)]
 
 
 @lru_cache
-def read_newest(journal: Version) -> tuple[tuple[Measurement, Rows], ...]:
-    """Reads a journal once in each version: the report asks for it again and again."""
-    return tuple((measured, Rows(measured)) for measured in newest(read_journal(journal.path)))
+def read_newest(journal: Path, changed: int) -> tuple[Rows, ...]:
+    """Reads a journal once until it is `changed`: the report asks for it again and again."""
+    return tuple(Rows(measured) for measured in newest(read_journal(journal)))
 
 
 def rows_in(folder: Path, study: str) -> list[Row]:
-    return [row for _, rows in newest_in(folder, study) for row in rows]
+    return [row for rows in newest_in(folder, study) for row in rows]
 
 
 def every_row_in(folder: Path, study: str) -> list[Row]:
@@ -41,13 +33,13 @@ def every_row_in(folder: Path, study: str) -> list[Row]:
     for path in sorted(folder.glob(f"{study}-*.jsonl")):
         for measured in reversed(read_journal(path)):
             names = {row.run.name for row in rows}
-            rows += [row for row in rows_of(measured) if row.run.name not in names]
+            rows += [row for row in Rows(measured) if row.run.name not in names]
     return rows
 
 
-def sessions_in(folder: Path, study: str) -> list[tuple[Measurement, list[Row]]]:
-    """Returns the newest measurements in each of a study's journals in a folder: STUDY.jsonl, and
-    those of further sessions, STUDY-DATE.jsonl."""
+def sessions_in(folder: Path, study: str) -> list[Rows]:
+    """Returns the rows of the newest measurements in each of a study's journals in a folder:
+    STUDY.jsonl, and those of further sessions, STUDY-DATE.jsonl."""
     return [
         session
         for path in sorted(folder.glob(f"{study}*.jsonl"))

@@ -7,8 +7,9 @@ from operator import attrgetter
 from pathlib import Path
 
 from bench.analysis.folders import every_row_in, has_gpu, machines, sessions_in
-from bench.analysis.rows import Row
-from bench.catalogue import STAGES
+from bench.analysis.rows import Row, Rows
+from bench.analysis.stats import SIGNIFICANT
+from bench.catalogue import STAGES, Run
 from bench.common import short_name, trained_in
 from gpt_speed.gains import Session
 
@@ -21,15 +22,20 @@ class Gain:
     """What a technique gains on a machine: times the speed and times the memory, over the script
     without it."""
 
-    machine: str
+    machine: str  # its short name
     factor: float
     memory: float | None
+    folder: str = ""  # in results/reference, of the machine; none of a published gain
     device: str = "cuda"  # or "cpu"
     source: str = "measured"  # or "predicted", or "published"
     significance: str | None = None
     interval: tuple[float, float] | None = None
     is_wide: bool = False  # the interval: the factor is marked, and not ranked
     together_with: tuple[int, ...] = ()  # the numbers of other techniques whose gain is in it
+
+    @property
+    def is_significant(self) -> bool:
+        return self.significance in SIGNIFICANT
 
     @property
     def precision(self) -> float:
@@ -60,6 +66,7 @@ def gain_of(row: Row) -> Gain:
         machine=re.sub("^(AMD|Intel) ", "", short_name(row.measured.machine)),
         factor=comparison.factor,
         memory=row.memory_factor,
+        folder=row.measured.folder.name,
         device=row.measured.machine["device"],
         significance=comparison.significance,
         interval=comparison.interval,
@@ -109,9 +116,14 @@ def variant_rows() -> list[Row]:
 
 
 def unclear_variants() -> set[tuple[str, str]]:
-    """Returns the (script, label) of each variant that was measured, but isn't among
-    variant_rows."""
-    return {(str(row.run.script), row.label) for row in rows_of_variants() if not is_certain(row)}
+    """Returns the variant_key of each variant that was measured, but isn't among variant_rows."""
+    return {variant_key(row.run) for row in rows_of_variants() if not is_certain(row)}
+
+
+def variant_key(run: Run) -> tuple[str, str]:
+    """Returns the script of a variant and its label, which has its options: what its runs on all
+    machines have in common."""
+    return str(run.script), run.label
 
 
 def rows_of_variants() -> list[Row]:
@@ -132,7 +144,7 @@ def is_of_variant(row: Row) -> bool:
 
 def is_certain(row: Row) -> bool:
     """Returns whether a speedup is significant, or is known well enough to be shown."""
-    return row.significance in ("faster", "slower") or not row.speedup().is_wide
+    return row.speedup().is_significant or not row.speedup().is_wide
 
 
 # ---- For audits
@@ -142,20 +154,20 @@ def ladder_sessions(*folders: Path) -> list[Session]:
     """Returns what the techniques gained in each ladder of these folders."""
     sessions = [
         Session(
-            name=measured.machine["name"],
-            short_name=short_name(measured.machine),
-            device=measured.machine["device"],
-            dtype=trained_in(measured.machine),
+            name=rows.measured.machine["name"],
+            short_name=short_name(rows.measured.machine),
+            device=rows.measured.machine["device"],
+            dtype=trained_in(rows.measured.machine),
             folder=folder.name,
             gains=gains_in(rows),
         )
         for folder in folders
-        for measured, rows in sessions_in(folder, "ladder")
+        for rows in sessions_in(folder, "ladder")
     ]
     return [session for session in sessions if session.gains]
 
 
-def gains_in(rows: list[Row]) -> dict[str, float]:
+def gains_in(rows: Rows) -> dict[str, float]:
     """Returns what each technique gained in a ladder; nothing where its first script failed."""
     if not rows[0].speeds:
         return {}

@@ -1,14 +1,14 @@
 """From a journal's Measurement to rows: medians over the rounds, speedups, significance."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
-from bench.analysis.stats import Estimate, Family, Values, logs_of, mean_ratio
+from bench.analysis.stats import SIGNIFICANT, Estimate, Family, Values, logs_of, mean_ratio
 from bench.analysis.training import Training
 from bench.catalogue import Run, technique_names, without_effect_on_gpus
 from bench.measure.journal import Measurement
@@ -20,7 +20,6 @@ UNSTEADY = 1.1  # times its median time that a row's slowest run took, on a GPU
 
 
 def known_values(values: Iterable[float | None]) -> list[float]:
-    """Returns the values that are known."""
     return [value for value in values if value is not None]
 
 
@@ -130,7 +129,7 @@ class Figures:
 
     @property
     def training(self) -> Training | None:
-        """Round 1's, which compiles."""
+        """That of the first round that came to its end; it compiled, unless round 1 failed."""
         if not self.trainings:
             return None
         return self.trainings[0]
@@ -291,6 +290,7 @@ class Row(Figures):
         self.run = run  # as planned
         self.measured = measured
         self.table = table
+        self.speedups: dict[Goal | None, Speedup] = {}  # those that were asked for
 
     @property
     def label(self) -> str:
@@ -332,17 +332,18 @@ class Row(Figures):
     @property
     def baseline(self) -> "Row | None":
         """The first row; None of that row itself."""
-        if self.table.first is self:
+        if self.table[0] is self:
             return None
-        return self.table.first
+        return self.table[0]
 
     @cached_property
     def joined_with(self) -> "Row | None":
         """The next technique's row where this one is printed as one with it: where a run was much
         slower than the others, the gains of the two can't be told apart."""
-        if not self.is_unsteady or not self.run.compared_to:
+        if not self.is_unsteady or not self.is_step or not self.run.compared_to:
             return None
-        return next((row for row in self.table if is_step_after(row, self)), None)
+        later = [row for row in self.table if row.before is self and row.is_step and row.speeds]
+        return next(iter(later), None)
 
     @property
     def joined(self) -> "list[Row]":
@@ -368,6 +369,11 @@ class Row(Figures):
         return self.table.by_name.get(self.run.compared_to)
 
     @property
+    def is_step(self) -> bool:
+        """Whether it is a script of the series, in one process."""
+        return self.run.number is not None and self.run.stage is None and not self.run.torchrun
+
+    @property
     def is_unsteady(self) -> bool:
         """Whether a run on a GPU was much slower than the others. A CPU's noise is wider."""
         if not self.measured.machine.get("gpus") or self.slowdown is None:
@@ -384,11 +390,12 @@ class Row(Figures):
             self.reference.run, self.run, on_gpu=bool(self.measured.machine["gpus"])
         )
 
-    def speedup(self, target: float | None = None, with_first_step: bool = False) -> "Comparison":
+    def speedup(self, target: float | None = None, with_first_step: bool = False) -> "Speedup":
         """Returns how many times as fast as its reference it is, or comes to a target."""
-        if target is None:
-            return Comparison(self, self.reference)
-        return Comparison(self, self.reference, Goal(target, with_first_step))
+        goal = None if target is None else Goal(target, with_first_step)
+        if goal not in self.speedups:
+            self.speedups[goal] = Speedup(self, self.reference, goal)
+        return self.speedups[goal]
 
     def speedup_over(self, other: "Row | None") -> "Comparison":
         """Returns how many times as fast as another row it is."""
@@ -452,11 +459,6 @@ def techniques_between(before: Run, run: Run, on_gpu: bool) -> list[int]:
     if on_gpu:
         others -= without_effect_on_gpus()
     return [*sorted(others), run.number]
-
-
-def is_step(run: Run) -> bool:
-    """Returns whether a run is a script of the series, in one process."""
-    return run.number is not None and run.stage is None and not run.torchrun
 
 
 def printed(rows: Iterable[Row]) -> list[Row]:
@@ -540,29 +542,45 @@ class Comparison:
         low, high = self.interval
         return high > WIDE * low
 
+
+class Speedup(Comparison):
+    """How many times as fast as its reference a row is: the one comparison of a row that is tested
+    together with those of its table."""
+
     @property
     def significance(self) -> str | None:
-        """Of the speedup over the row's reference, by the whole table: "faster", "slower", "no
-        significant change" or "not tested"; None without figures."""
+        """By the whole table: "faster", "slower", "no significant change" or "not tested"; None
+        without figures."""
         if not self.pair:
             return None
         return self.family.significance(self.row.run.name)
 
+    @property
+    def is_significant(self) -> bool:
+        return self.significance in SIGNIFICANT
 
-class Rows:
-    """The rows of a measurement, and what is tested of them as a whole."""
+
+class Rows(Sequence[Row]):
+    """The rows of a measurement, one for each run of its plan, and what is tested of them as a
+    whole."""
 
     def __init__(self, measured: Measurement):
         self.measured = measured
         self.by_name = {run.name: Row(run, self) for run in measured.plan.runs}
+        self.in_order = list(self.by_name.values())
         self.families: dict[Goal | None, Family] = {}
 
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.by_name.values())
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
 
-    @property
-    def first(self) -> Row:
-        return next(iter(self))
+    @overload
+    def __getitem__(self, place: slice) -> list[Row]: ...
+
+    def __getitem__(self, place):
+        return self.in_order[place]
+
+    def __len__(self) -> int:
+        return len(self.in_order)
 
     def family(self, goal: Goal | None = None) -> Family:
         """Returns the speedups of the rows, or those of coming to a goal. Rows with a failed run,
@@ -585,15 +603,3 @@ class Rows:
                 one, other = pair
                 pairs[row.run.name] = one.run.name, other.run.name
         return pairs
-
-
-def is_step_after(row: Row, earlier: Row) -> bool:
-    """Returns whether a row has figures, and its script is that of an earlier row with the
-    techniques that follow in the series."""
-    is_next = row.run.compared_to == earlier.run.name
-    return bool(row.speeds) and is_next and is_step(row.run) and is_step(earlier.run)
-
-
-def rows_of(measured: Measurement) -> list[Row]:
-    """Returns a row for each run of a plan."""
-    return list(Rows(measured))

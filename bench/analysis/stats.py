@@ -12,6 +12,7 @@ from typing import NamedTuple
 LEVEL = 0.05  # at most so many tables in which nothing differs hold a claim (Holm's method)
 POOLED_LEVEL = 0.04  # where variances are pooled: the noisiest rows' errors shrink
 LEAST = math.log(1.01)  # a smaller change isn't significant, however certain it is
+SIGNIFICANT = "faster", "slower"  # what Family.significance says of a claim
 ROUNDS = 2  # in one round nobody can tell what is noise
 LEAST_ERROR = 1e-9  # a standard error below it is rounding: the values have no spread
 

@@ -1,10 +1,11 @@
 """How many times as fast as 00 the optimized program is: both ends of what was measured."""
 
+from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
 
 from bench.analysis.folders import machines, rows_in
-from bench.analysis.rows import Row, rows_of
+from bench.analysis.rows import Row, Rows
 from bench.catalogue import last_published_technique
 from bench.common import has_option
 from bench.measure.journal import Measurement, read_journal
@@ -23,7 +24,7 @@ def is_optimized(row: Row) -> bool:
     return row.run.number > last_published_technique()
 
 
-def last_with_total(rows: list[Row]) -> Row | None:
+def last_with_total(rows: Sequence[Row]) -> Row | None:
     """Returns the last row that has a speedup over the first one; None without any."""
     return next((row for row in reversed(rows) if row.factor_baseline), None)
 
@@ -76,7 +77,7 @@ def totals_in(results: Path) -> list[float]:
         return []
     models = models_of(max(measurements, key=attrgetter("time")))
     totals = [
-        total_of(rows_of(measured)) for measured in measurements if models_of(measured) == models
+        total_of(Rows(measured)) for measured in measurements if models_of(measured) == models
     ]
     return [total for total in totals if total]
 
@@ -86,7 +87,7 @@ def models_of(measured: Measurement) -> set[str]:
     return {result.record.config["model"] for result in measured.results if result.record}
 
 
-def total_of(rows: list[Row]) -> float | None:
+def total_of(rows: Rows) -> float | None:
     """Returns how many times as fast as 00 01 is, both at their own settings, or a ladder's last
     script where that is 01, too; None where one is missing."""
     own = [row for row in rows if not has_option("--batch-size", row.run.options)]

@@ -36,19 +36,11 @@ class Training:
         stored = self.record.end.get("quartiles_tok_per_sec")
         if stored:
             return tuple(map(float, stored))
-        rates = [self.record.tokens_per_step / second for second in self.timed_steps()[WARM_UP:]]
+        steps = [second for log in self.record.logs for second in log["seconds"]]
+        rates = [self.record.tokens_per_step / second for second in steps[WARM_UP:]]
         if len(rates) < LEAST_STEPS or not self.record.end:
             return None
         return tuple(quantiles(rates, n=4, method="inclusive"))
-
-    def timed_steps(self) -> list[float]:
-        """Returns the seconds of the steps that count: all, but among several ranks none that
-        follows an evaluation, unless its log line has no other."""
-        first = 0 if self.record.config["world_size"] == 1 else 1
-        steps = []
-        for log in self.record.logs:
-            steps += log["seconds"][first:] or log["seconds"]
-        return steps
 
     @property
     def tok_per_sec(self) -> float | None:

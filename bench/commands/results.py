@@ -7,14 +7,13 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.analysis.folders import newest_in
-from bench.analysis.rows import Row
+from bench.analysis.folders import newest_in, rows_in
+from bench.analysis.rows import Row, Rows
 from bench.analysis.stats import POOLED_LEVEL, Estimate, significant
 from bench.analysis.totals import is_plain
 from bench.catalogue import technique_names
 from bench.commands import Command
 from bench.common import DAMAGE, REFERENCE, relative
-from bench.measure.journal import Measurement
 from bench.measure.lock import locked
 from bench.measure.machine import foreign_measurement, read_look
 from bench.measure.plan import Setup
@@ -45,25 +44,26 @@ class Compare(Command):
 
     def answer(self, setup: Setup) -> str:
         one, other = setup.args.A, setup.args.B
-        (first, rows), (second, others) = map(ladder_in, (one, other))
-        if first.options != second.options:
-            raise UserError(f"measured with different options: {first.options}, {second.options}")
+        rows, others = map(ladder_in, (one, other))
+        options, other_options = rows.measured.options, others.measured.options
+        if options != other_options:
+            raise UserError(f"measured with different options: {options}, {other_options}")
         return "\n\n".join(
             [
-                f"A, {one}: {described(first, rows)}",
-                f"B, {other}: {described(second, others)}",
+                f"A, {one}: {described(rows)}",
+                f"B, {other}: {described(others)}",
                 markdown(speedups_table(rows, others)),
             ]
         )
 
 
-def described(measured: Measurement, rows: list[Row]) -> str:
+def described(rows: Rows) -> str:
     """Returns what a ladder was measured on, when, and how fast its first script is there."""
     speed = f"{rows[0].label}: {fmt(rows[0].tok_per_sec, ',.0f')} tok/sec."
-    return f"{machine_note(measured, rows)} {provenance([measured])} {speed}"
+    return f"{machine_note(rows)} {provenance([rows.measured])} {speed}"
 
 
-def speedups_table(rows: list[Row], others: list[Row]) -> Table:
+def speedups_table(rows: Rows, others: Rows) -> Table:
     """Returns the techniques that come after the same one in both ladders, and whether
     their speedups differ. Raises UserError where there are none."""
     pairs = pairs_of(rows, others)
@@ -108,7 +108,7 @@ class Pair(NamedTuple):
         return one.minus(other)
 
 
-def pairs_of(rows: list[Row], others: list[Row]) -> list[Pair]:
+def pairs_of(rows: Rows, others: Rows) -> list[Pair]:
     """Returns the techniques that have a speedup in both ladders, over the same script."""
     by_step = {step_of(row): row for row in others if row.factor}
     pairs = []
@@ -139,8 +139,8 @@ def differences_in_words(pairs: list[Pair]) -> dict[str, str]:
     return texts
 
 
-def ladder_in(name: str) -> tuple[Measurement, list[Row]]:
-    """Returns the ladder in a folder, and its rows. Raises UserError."""
+def ladder_in(name: str) -> Rows:
+    """Returns the rows of the ladder in a folder. Raises UserError."""
     folder = Path(name) if Path(name).is_dir() else REFERENCE / name
     ladders = newest_in(folder, "ladder")
     if not ladders:
@@ -224,22 +224,22 @@ def what_is_missing(results: Path) -> list[str]:
     if not any(rounds_in(results).values()):
         missing.append("no figures of 00 and 01: python measure.py stages")
     for study in ENOUGH:
-        for measured, rows in newest_in(results, study):
-            missing += [f"{study}: {fault}" for fault in faults_of(measured, rows)]
+        for rows in newest_in(results, study):
+            missing += [f"{study}: {fault}" for fault in faults_of(rows)]
     foreign = foreign_measurement(results, look["machine"])
     if foreign:
         missing.append(foreign)
     return missing
 
 
-def faults_of(measured: Measurement, rows: list[Row]) -> list[str]:
+def faults_of(rows: Rows) -> list[str]:
     """Returns why others may not quote a measurement."""
     faults = []
     failed = [row.label for row in rows if row.outcome and row.outcome.failed]
     if failed:
         faults.append(f"{', '.join(failed)} failed")
-    if measured.options:
-        faults.append(f"measured with {' '.join(measured.options)}")
+    if rows.measured.options:
+        faults.append(f"measured with {' '.join(rows.measured.options)}")
     return faults
 
 
@@ -247,7 +247,7 @@ def rounds_in(results: Path) -> dict[str, int]:
     """Returns by study in how many rounds both 00 and 01 ran."""
     rounds = {}
     for study in ENOUGH:
-        rows = [row for _, rows in newest_in(results, study) for row in rows]
+        rows = rows_in(results, study)
         of_00 = max((row.rounds for row in rows if is_plain(row)), default=0)
         of_01 = max((row.rounds for row in rows if is_whole(row)), default=0)
         rounds[study] = min(of_00, of_01)

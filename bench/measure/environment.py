@@ -129,7 +129,7 @@ def install(capability: float, driver: int = 99_999) -> str | None:
     if not builds:
         return None
     text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
-    pinned = next(line for line in text.splitlines() if line.startswith("torch=="))
+    (pinned,) = re.findall(r"^#gpu (torch==.*)$", text, re.MULTILINE)
     return (
         f"`pip install --force-reinstall {pinned} --index-url"
         f" https://download.pytorch.org/whl/{builds[0]}`"

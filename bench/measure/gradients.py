@@ -172,7 +172,7 @@ class TrainingRun:
         """Trains for STEPS steps, each of which begins with the same weights."""
         self.model = model
         self.watcher = StepWatcher(self.script.now, self.begin_step, self.end_step)
-        self.script.now = self.watcher.now
+        vars(self.script)["now"] = self.watcher.now
         self.weights = starting_weights(model, self.given)
         if self.ranks > 1:  # each made weights of its own
             shared = [self.weights]

@@ -4,12 +4,11 @@ import json
 from functools import cache
 from pathlib import Path
 
-from bench.analysis.gains import Gain
 from bench.catalogue import GPUS, Run, Scripts
 from bench.common import REFERENCE, Machine
 from bench.predict.batches import OF_01, PUBLISHED
 from bench.predict.store import NAME, OTHERS, Prediction, key_of, largest_that_fits, load
-from gpt_speed.cards import CARDS, Card
+from gpt_speed.cards import Card
 from gpt_speed.common import UserError
 
 GPT2 = ["--model", "gpt2"]
@@ -70,28 +69,6 @@ def published_others() -> dict:
 def options_of(source: dict) -> list[str]:
     """Returns with which options a script of ours is most like a program of others."""
     return ["--model", source.get("model", "gpt2"), *source["options"]]
-
-
-def predicted_gains() -> list[tuple[Run, Gain]]:
-    """Returns what each variant whose prediction is stored gains on an H100, over what it is
-    compared to. Raises UserError, StackError."""
-    gains = []
-    bases = {run.name: run for run in (scripts().stage("01"), *variants())}
-    for run in variants():
-        prediction = kept_of(run.script, [*GPT2, *run.options])
-        if prediction:
-            base = bases[run.compared_to]
-            reference = prediction_of(base.script, [*GPT2, *base.options])
-            gains.append((run, gain_over(reference, prediction)))
-    return gains
-
-
-def gain_over(reference: Prediction, prediction: Prediction) -> Gain:
-    """Returns what one prediction gains over another on an H100, at batch 32."""
-    card, batch = CARDS["H100"], 32
-    speed = prediction.tok_per_sec(batch, card) / reference.tok_per_sec(batch, card)
-    memory = prediction.needs[batch].reserved / reference.needs[batch].reserved
-    return Gain("H100", speed, memory, source="predicted")
 
 
 def in_place(run: Run, card: Card) -> Run:

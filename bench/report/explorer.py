@@ -78,7 +78,6 @@ def use_of_variant(run: Run) -> Use:
 
 
 def composing(variants: str) -> str:
-    """Returns the command that composes a script."""
     return f"python patches/stack.py compose {variants} --out {COMPOSED}"
 
 
@@ -150,9 +149,9 @@ def speed_at(batch: int, card: Card, gpus: int, prediction: Prediction) -> list:
     percent; the first and the last are 0 where the GPU lacks what the script needs, and the range
     says what, or where it is outside the model."""
     text = prediction.speed_range(batch, card, gpus)
-    if not prediction.speeds(batch, card):
-        return [0, text, 0]
     speed, mfu = prediction.tok_per_sec(batch, card), prediction.mfu(batch, card)
+    if not prediction.speeds(batch, card) or not speed or not mfu:
+        return [0, text, 0]
     return [round(gpus * speed), text, round(100 * mfu)]
 
 
@@ -164,7 +163,7 @@ def data_block() -> str:
         "models": MODELS,
         "context": predictions["00"]["gpt2"].context_length,
         "others": reference.published_others(),  # measured, with their programs
-        "about": prose_by_patch(predictions),
+        "about": prose_by_patch(runs[name] for name in predictions if name not in STAGES),
         "scripts": {
             name: script_data(name, runs[name], by_model) for name, by_model in predictions.items()
         },
@@ -184,23 +183,17 @@ def predictions_of(runs: dict[str, Run]) -> dict[str, dict[str, Prediction]]:
     return predictions
 
 
-def prose_by_patch(labels: Iterable[str]) -> dict[str, str]:
-    """Returns what a reader needs of each patch that scripts with such labels are of."""
-    names = {label.split()[0] for label in labels}
+def prose_by_patch(runs: Iterable[Run]) -> dict[str, str]:
+    """Returns what a reader needs of each patch that is the script of a run."""
+    scripts = {run.script for run in runs}
     patches = [*stack.load(), *stack.load_variants()]
-    return {patch.name: patch.prose for patch in patches if patch.name in names}
+    return {patch.name: patch.prose for patch in patches if patch.name in scripts}
 
 
 def trainable_cards() -> list[tuple[str, Card]]:
     """Returns the GPUs that 01 can train on, by memory and capability."""
     cards = [(name, card) for name, card in CARDS.items() if card.capability >= 7]
-    return sorted(cards, key=size_of)
-
-
-def size_of(item: tuple[str, Card]) -> tuple[int, float]:
-    """Returns a named card's memory and capability."""
-    _, card = item
-    return card.mib, card.capability
+    return sorted(cards, key=lambda named: (named[1].mib, named[1].capability))
 
 
 def as_json(value, levels: int = 0) -> str:

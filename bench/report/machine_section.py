@@ -16,8 +16,8 @@ def machine_section(look: dict) -> str:
     device, gpu = f"No GPU, so the small model `cpu-demo` is trained; {machine['cpu']}", ""
     if machine["gpus"]:
         device = f"{machine['gpus']} × {machine['name']}, host {machine['cpu']}"
-        facts = dict(cuda="CUDA", driver="driver", capability="compute capability")
-        gpu = "".join(f", {name} {machine[fact]}" for fact, name in facts.items() if machine[fact])
+        names = dict(cuda="CUDA", driver="driver", capability="compute capability")
+        gpu = "".join(f", {name} {machine[key]}" for key, name in names.items() if machine[key])
     return "\n\n".join(
         [
             f"{device}. PyTorch {machine['torch']}, Python {machine['python']}, {machine['os']},"
@@ -54,8 +54,8 @@ def speedup_text(row: Row) -> str:
         form, aside = ".2f", published_text(row)
     text = (
         f"{row.label} trains **{row.tok_per_sec:,.0f} tok/sec,"
-        f" {row.factor_baseline:{form}} times** {row.baseline.label}'s"
-        f" {row.baseline.tok_per_sec:,.0f}"
+        f" {row.factor_baseline:{form}} times** {row.table[0].label}'s"
+        f" {row.table[0].tok_per_sec:,.0f}"
     )
     if aside:
         text += f" ({aside})"

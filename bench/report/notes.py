@@ -2,15 +2,17 @@
 mean says docs/methodology.md."""
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from operator import attrgetter
 
-from bench.analysis.rows import WIDE, Row, printed
+from bench.analysis.rows import WIDE, Row, Rows, printed
+from bench.catalogue import technique_number
 from bench.measure.journal import Measurement
 from bench.measure.records import Record
 from gpt_speed.common import counted, listed
 
+BFLOAT16 = "05-bfloat16"
 SINGLE_RUNS = "single runs, no significance"
 WIDE_MARK = "†"
 WIDE_LEGEND = f"{WIDE_MARK}: the 95% interval's upper end is over {WIDE} times its lower one."
@@ -37,7 +39,6 @@ def torch_versions(measured: Measurement) -> list[str]:
 
 
 def moment_of(measured: Measurement) -> str:
-    """Returns the date and the commit of a measurement."""
     time, commit = measured.time, measured.commit
     date = f"{time[:4]}-{time[4:6]}-{time[6:8]}"
     if commit:
@@ -45,17 +46,18 @@ def moment_of(measured: Measurement) -> str:
     return date
 
 
-def one_reference(rows: list[Row]) -> bool:
+def one_reference(rows: Sequence[Row]) -> bool:
     """Returns whether every row is compared to the first one."""
     return all(row.factor == row.factor_baseline for row in printed(rows))
 
 
-def rounds_note(measured: Measurement, rows: list[Row]) -> str:
+def rounds_note(rows: Rows) -> str:
     """Returns over how many rounds rows are compared, such as "4 rounds (2 planned, 2 added)"."""
     most = max((row.rounds for row in rows), default=0)
+    planned = rows.measured.planned
     rounds, details = compared_rounds(rows, most), []
-    if measured.planned and rounds > measured.planned:
-        details += [f"{measured.planned} planned", f"{rounds - measured.planned} added"]
+    if planned and rounds > planned:
+        details += [f"{planned} planned", f"{rounds - planned} added"]
     if most > rounds:
         details.append(f"some rows {most}, which count in medians alone")
     details += [
@@ -69,12 +71,12 @@ def rounds_note(measured: Measurement, rows: list[Row]) -> str:
     return note
 
 
-def references(rows: list[Row]) -> list[Row]:
+def references(rows: Rows) -> list[Row]:
     """Returns the rows that others without a failure are compared to."""
     return list(dict.fromkeys(row.reference for row in rows if row.reference and not row.outcome))
 
 
-def compared_rounds(rows: list[Row], most: int) -> int:
+def compared_rounds(rows: Rows, most: int) -> int:
     """Returns in how many rounds all rows without a failure have a run; `most` without any."""
     rounds = [row.by_round.keys() for row in rows if row.by_round and not row.outcome]
     if rounds:
@@ -82,25 +84,29 @@ def compared_rounds(rows: list[Row], most: int) -> int:
     return most
 
 
-def machine_note(measured: Measurement, rows: list[Row]) -> str:
+def machine_note(rows: Rows) -> str:
     """Returns on what was measured, and how: seeds, rounds, options, batch sizes, text, float32."""
+    measured = rows.measured
     machine, batches = measured.machine, measured.plan.batches
-    parts = [seeds_note(measured, rows), rounds_note(measured, rows)]
+    parts = [seeds_note(rows), rounds_note(rows)]
     if measured.options:
         parts.append(f"options `{shlex.join(measured.options)}`")
     parts += [f"batch size {batch} in place of {published}" for published, batch in batches.items()]
     if measured.text:
         parts.append(f"text: {measured.text}")
     note = f"{machine['name']}, PyTorch {listed(torch_versions(measured))}; {', '.join(parts)}."
-    reasons = {float32_reason(row.record) for row in rows if row.record} - {None}
-    if reasons:
-        note += f" From technique 5 on all is trained in **float32** ({listed(sorted(reasons))})."
+    reasons = [float32_reason(row.record) for row in rows if row.record]
+    known = {reason for reason in reasons if reason}
+    if known:
+        first = technique_number(BFLOAT16)
+        why = listed(sorted(known))
+        note += f" From technique {first} on all is trained in **float32** ({why})."
     return note
 
 
-def seeds_note(measured: Measurement, rows: list[Row]) -> str:
+def seeds_note(rows: Rows) -> str:
     """Returns which seeds the rounds had."""
-    plan = measured.plan
+    plan = rows.measured.plan
     seeds = sorted({plan.seed_of(number) for row in rows for number in row.by_round})
     if not seeds:
         return f"seed {plan.first_seed}"
@@ -114,7 +120,7 @@ def seeds_note(measured: Measurement, rows: list[Row]) -> str:
 
 def float32_reason(record: Record) -> str | None:
     """Returns why a script trained in float32 that trains in bfloat16 where it can, or None."""
-    reason = record.config.get("dtype_reason")  # of technique 5 and later
+    reason = record.config.get("dtype_reason")  # of BFLOAT16 and later techniques
     by_choice = record.config.get("autocast")  # only the weights are in float32
     if record.config.get("dtype") == "float32" and not by_choice:
         return reason
@@ -126,7 +132,7 @@ def peak_note(matmul_peak: dict[str, float]) -> str:
     return f"Matmul throughput (matmul peak): {rates} TFLOP/s."
 
 
-def speedup_note(rows: list[Row], over: str = "") -> str:
+def speedup_note(rows: Sequence[Row], over: str = "") -> str:
     """Returns what the speedups of a table are over, by default in reference_in_words, and which
     rows aren't compiled."""
     over = over or reference_in_words(rows)
@@ -140,7 +146,7 @@ def speedup_note(rows: list[Row], over: str = "") -> str:
     return note
 
 
-def reference_in_words(rows: list[Row]) -> str:
+def reference_in_words(rows: Sequence[Row]) -> str:
     """Returns what the rows of a table are compared to."""
     if any(row.run.ablated for row in rows):
         return "of the script with the technique over the one without it"
@@ -149,7 +155,7 @@ def reference_in_words(rows: list[Row]) -> str:
     return "over the row above, or the nearest with numbers"
 
 
-def joined_note(rows: list[Row]) -> str:
+def joined_note(rows: Sequence[Row]) -> str:
     """Returns why techniques share a row; "" where none does."""
     return "".join(
         f" A run of `{row.label}` took {row.slowdown:.2f} times its median time, so its gain stands"
@@ -164,15 +170,15 @@ def is_uncompiled(row: Row) -> bool:
     return row.record is not None and row.record.config.get("compile") is False
 
 
-def full_notes(measured: Measurement, rows: list[Row], length: str | None = None) -> list[str]:
+def full_notes(rows: Rows, length: str | None = None) -> list[str]:
     """Returns what stands below a bench.report.tables.full_table; `length`, if it isn't the
     plan's, is that of a run."""
-    plan, noise, peak = measured.plan, rows[0].seed_noise, peak_note(measured.peak)
+    plan, noise, peak = rows.measured.plan, rows[0].seed_noise, peak_note(rows.measured.peak)
     if not length:
         length = f"{plan.tokens:,} tokens" if plan.tokens else "The scripts' own length"
     speedups = speedup_note(rows)
     if noise is not None:
         seeds = len(rows[0].losses_by_seed)
         speedups += f" Over {seeds} seeds the first row's losses vary by {noise:.4f}."
-    how = f"{machine_note(measured, rows)} {length} per run. {peak}"
+    how = f"{machine_note(rows)} {length} per run. {peak}"
     return [how, speedups]

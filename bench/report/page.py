@@ -34,7 +34,7 @@ def write_page(studies: dict, results: Path, missing: dict[str, str]) -> Path:
 def head_of(studies: list, results: Path, missing: dict[str, str]) -> list[str]:
     """Returns what stands above the studies: the finding, when it was measured, the machine."""
     look = read_look(results)
-    everything = [one for study in studies for one, _ in newest_in(results, study.name)]
+    everything = [rows.measured for study in studies for rows in newest_in(results, study.name)]
     return [
         f"# GPT training on {look['machine']['name']}\n",
         headline(results),
@@ -48,9 +48,9 @@ def section_of(study, results: Path, pictures: Collection[str]) -> list[str]:
     """Returns a study's heading, tables and pictures; nothing of one that isn't measured, unless
     a report should have it."""
     parts = []
-    for measured, _ in newest_in(results, study.name):
-        parts.append(text_of(study, measured))
-        name = picture_name(study.name, measured.kind)
+    for rows in newest_in(results, study.name):
+        parts.append(text_of(study, rows))
+        name = picture_name(study.name, rows.measured.kind)
         if f"{name}.png" in pictures:
             parts.append(f"![{name}]({name}.png)\n")
     if not parts and not study.report_options:

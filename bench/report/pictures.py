@@ -5,18 +5,18 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from textwrap import fill
 
 from bench.analysis.folders import newest_in
-from bench.analysis.rows import Row
+from bench.analysis.rows import Row, Rows
 from bench.common import short_name
 from bench.report.notes import WIDE_MARK
 from bench.report.tables import factor_text, picture_name
 
 # Hues that colour-blind readers tell apart (Okabe and Ito's), of luminances that differ in grey.
 COLOURS = {"00": "#F2B84B", "01": "#00548C", "02": "#1FA77E"}
+OTHER = COLOURS["02"]  # of what isn't one of the three scripts
 OWN, ERROR, UNSURE = COLOURS["01"], "#E8803A", "#BCC6CF"  # better, worse, not significant
 MEMORY = "#8D9BA6"
 BEFORE = "#DCE5EC"  # what is gained already
@@ -139,7 +139,7 @@ def colour_legend(subfigure) -> None:
 
 
 def colour_of(row: Row) -> str:
-    return dict(faster=OWN, slower=ERROR).get(row.significance, UNSURE)
+    return dict(faster=OWN, slower=ERROR).get(row.significance or "", UNSURE)
 
 
 def draw_all(studies: dict, results: Path) -> dict[str, bytes]:
@@ -152,10 +152,10 @@ def draw_all(studies: dict, results: Path) -> dict[str, bytes]:
         return {}
     pictures = {}
     for name, study in studies.items():
-        for measured, rows in newest_in(results, name):
-            figure = study.picture(measured, rows)
+        for rows in newest_in(results, name):
+            figure = study.picture(rows)
             if figure:
-                pictures[f"{picture_name(name, measured.kind)}.png"] = picture_bytes(figure)
+                pictures[f"{picture_name(name, rows.measured.kind)}.png"] = picture_bytes(figure)
         pyplot.close("all")
     return pictures
 
@@ -213,28 +213,23 @@ def draw_bars(axes, bars: Sequence[Bar]) -> None:
     axes.xaxis.set_major_formatter("{x:,.10g}")
 
 
-def draw_alternatives(measured, base: Row, rows: list[Row]):
-    """Draws speed and memory of each row as factors over `base`, the fastest first, and those too
-    uncertain to rank last; of the speed with 95% intervals."""
-    rows = [row for row in rows if row.factor and row.memory_factor]
-    rows.sort(key=attrgetter("factor"), reverse=True)
-    rows.sort(key=is_uncertain)
-    if not rows:
+def draw_alternatives(rows: Rows):
+    """Draws speed and memory of each row as factors over the first one, the fastest first, and
+    those too uncertain to rank last; of the speed with 95% intervals."""
+    base, *others = rows
+    shown = [row for row in others if row.factor and row.memory_factor]
+    shown.sort(key=lambda row: (row.speedup().is_wide, -(row.factor or 0)))
+    if not shown:
         return None
     figure, [(subfigure, speed, memory)] = rows_of_panels(
-        [f"{len(rows)} variants of {base.label}\n{place_of(measured)}"],
-        [1.8 + 0.36 * len(rows)],
+        [f"{len(shown)} variants of {base.label}\n{place_of(rows.measured)}"],
+        [1.8 + 0.36 * len(shown)],
         [1, 1],
     )
-    draw_speed_factors(speed, rows)
-    draw_memory_factors(memory, rows)
+    draw_speed_factors(speed, shown)
+    draw_memory_factors(memory, shown)
     colour_legend(subfigure)
     return figure
-
-
-def is_uncertain(row: Row) -> bool:
-    """Returns whether a row's speedup is too uncertain to rank."""
-    return row.speedup().is_wide
 
 
 def draw_speed_factors(axes, rows: list[Row]) -> None:
@@ -253,7 +248,7 @@ def draw_speed_factors(axes, rows: list[Row]) -> None:
     draw_bars(axes, bars)
     mark_no_change(axes)
     label = "× speed"
-    if is_uncertain(rows[-1]):
+    if rows[-1].speedup().is_wide:
         label += WIDE_NOTE
     axes.set_xlabel(label)
 

@@ -18,6 +18,7 @@ from bench.predict.reference import (
     scripts,
 )
 from bench.predict.store import Prediction, largest_that_fits
+from bench.report.tables import range_text
 from gpt_speed.cards import BY_NAME, CARDS, Card
 from gpt_speed.tables import Table, num_col, text_col
 
@@ -55,26 +56,23 @@ def beside(measured: float, predicted: float, **about) -> dict:
     return about | dict(measured=measured, predicted=predicted, error=predicted / measured - 1)
 
 
-def comparable_with(row: Row) -> tuple[Card, Prediction] | None:
-    """Returns a row's card and what is predicted of its script; None where nothing is, or it isn't
-    GPT-2 in one process."""
+def gpu_line(row: Row) -> dict | None:
+    """Returns what a script's speed and memory are, beside what is predicted of it; None where
+    nothing is, or it isn't GPT-2 in one process."""
     if not row.record or row.run.processes > 1 or row.record.config["model"] != "gpt2":
         return None
-    card = BY_NAME.get(row.measured.machine["name"])
+    card, batch = BY_NAME.get(row.measured.machine["name"]), row.record.config["batch_size"]
     prediction = kept_of(row.run.stage or row.run.script, GPT2)
-    if not card or not prediction or row.record.config["batch_size"] not in prediction.needs:
+    if not card or not prediction or batch not in prediction.needs:
         return None
-    return card, prediction
-
-
-def gpu_line(row: Row, card: Card, prediction: Prediction) -> dict:
-    batch = row.record.config["batch_size"]
-    memory = prediction.needs[batch].reserved / 1024
+    speed = prediction.tok_per_sec(batch, card)
+    if not speed or not row.tok_per_sec or not row.reserved_gb:
+        return None
     return dict(
         label=row.label,
         batch=batch,
-        memory=beside(row.reserved_gb, memory),
-        speed=beside(row.tok_per_sec, prediction.tok_per_sec(batch, card)),
+        memory=beside(row.reserved_gb, prediction.needs[batch].reserved / 1024),
+        speed=beside(row.tok_per_sec, speed),
     )
 
 
@@ -82,8 +80,7 @@ def gpu_table(machine: Path) -> Table:
     """Returns what a machine's GPU has measured of GPT-2 with one process, beside what is
     predicted. Raises UserError, StackError."""
     rows = rows_in(machine, "stages") + rows_in(machine, "ladder")
-    predicted = [(row, comparable_with(row)) for row in rows]
-    lines = [gpu_line(row, *comparable) for row, comparable in predicted if comparable]
+    lines = [line for line in map(gpu_line, rows) if line]
     return Table(
         [
             text_col("script", "label"),
@@ -115,7 +112,6 @@ class OnCard:
 
     @property
     def largest(self) -> int:
-        """The largest batch that fits."""
         return largest_that_fits(self.prediction.needs, self.card.mib)
 
     @property
@@ -172,8 +168,7 @@ def thousands_of_others(name: str) -> str:
         if row["card"] == name and row["batch"] >= LEAST_BATCH and resembles_01(source, row):
             program, _, _ = row["source"].partition(",")
             fastest[program] = max(row["tok_per_sec"] / 1000, fastest.get(program, 0))
-    ends = sorted(fastest.values())
-    return "–".join(dict.fromkeys(f"{value:,.0f}" for value in ends[:1] + ends[-1:]))
+    return range_text(fastest.values(), ",.0f")
 
 
 def resembles_01(source: dict, row: dict) -> bool:

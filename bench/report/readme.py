@@ -8,28 +8,37 @@ In a sentence a figure's name stands behind it, where a reader doesn't see it:
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.analysis.claims import Claims, Contribution
 from bench.analysis.folders import has_gpu, machines, newest_in
 from bench.analysis.gains import ladder_sessions
-from bench.analysis.rows import Row, known_values
+from bench.analysis.rows import Row, known_values, ratio
 from bench.analysis.totals import optimized_in, rounds_of_both
+from bench.analysis.tuning import DEFAULT_LOSS, EPOCH_LOSS
 from bench.catalogue import effect_on_loss
 from bench.common import REFERENCE, ROOT, relative, short_name, write_whole
 from bench.predict.batches import comparable_batch
-from bench.report import explorer, prediction_tables, technique_pages, to_loss, waterfall
+from bench.report import (
+    explorer,
+    prediction_tables,
+    technique_pages,
+    to_loss,
+    variant_pages,
+    waterfall,
+)
 from bench.report.notes import SINGLE_RUNS, provenance
 from bench.report.pictures import picture_bytes
 from bench.report.prediction_tables import OnCard
-from bench.report.tables import excerpts_of, spread
+from bench.report.tables import excerpts_of, range_text, spread
 from bench.report.technique_pages import link_to, title_of
 from gpt_speed import gains
 from gpt_speed.cards import CARDS
 from gpt_speed.common import UserError
-from gpt_speed.tables import Column, Table, lookup, markdown, num_col, text_col
+from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col
 from patches import stack
 
 EXPLORER = ROOT / "docs" / "explorer.html"
@@ -60,77 +69,64 @@ EFFECTS = {  # on the loss, in plainer words than a patch's header
     "10-batch-size": "fewer, larger steps",
 }
 
+Value = float | None | Sequence[float | None]
 
-@dataclass(frozen=True)
-class Figure:
-    """A figure of README's sentences: which value it is, and how it is written."""
 
-    name: str  # in Claims, as lookup() finds it; of several values the range is written
+class Figure(NamedTuple):
+    """A figure of README's sentences: what it is of, and how it is written."""
+
+    value: Callable[[Claims], Value]  # of several values the range is written
     form: str = ".2f"
     unit: float = 1.0
 
-    def values(self, claims: Claims) -> Sequence[float | None]:
-        """Returns the value, or the several ones. Raises KeyError, OSError where its journal lacks
-        it."""
-        value = lookup(claims, self.name)
-        if isinstance(value, Sequence):
-            return value
-        return [value]
-
 
 FIGURES = {
-    "techniques": Figure("technique_count", ".0f"),
-    "parameters-millions": Figure("baseline.record.config.parameters", ".0f", 1e6),
-    "cpu-parameters-millions": Figure("cpu_parameters", ".0f", 1e6),
-    "xeon-speedup": Figure("cpu_speedups.intel-xeon-amx-2-cores", ".1f"),
-    "epyc-speedup": Figure("cpu_speedups.amd-epyc-2-cores", ".1f"),
-    "avx2-speedup": Figure("cpu_speedups.amd-epyc-avx2-2-cores", ".1f"),
+    "parameters-millions": Figure(lambda claims: claims.parameters, ".0f", unit=1e6),
+    "cpu-parameters-millions": Figure(lambda claims: claims.cpu_parameters, ".0f", unit=1e6),
+    "xeon-speedup": Figure(lambda claims: claims.speedups_on("intel-xeon-amx-2-cores"), ".1f"),
+    "epyc-speedup": Figure(lambda claims: claims.speedups_on("amd-epyc-2-cores"), ".1f"),
+    "avx2-speedup": Figure(lambda claims: claims.speedups_on("amd-epyc-avx2-2-cores"), ".1f"),
     # The H100's ladder.
-    "h100-technique-8": Figure("after_8.tok_per_sec", ",.0f"),
-    "h100-optimized": Figure("optimized.tok_per_sec", ",.0f"),
-    "h100-optimized-thousands": Figure("optimized.tok_per_sec", ".0f", 1e3),
-    "h100-mfu": Figure("optimized.mfu", ".0f", 0.01),
-    "h100-speedup": Figure("optimized.factor_baseline", ".1f"),
-    "h100-speedup-interval": Figure("interval", ".1f"),
-    "h100-after-8": Figure("factor_after_8", ".1f"),
-    "h100-11-to-15": Figure("gains_after_10", ".0f"),
-    "h100-10-gb": Figure("after_10.reserved_gb", ".0f"),
+    "h100-technique-8": Figure(lambda claims: claims.compiled_script.tok_per_sec, ",.0f"),
+    "h100-optimized": Figure(lambda claims: claims.optimized.tok_per_sec, ",.0f"),
+    "h100-optimized-thousands": Figure(
+        lambda claims: claims.optimized.tok_per_sec, ".0f", unit=1e3
+    ),
+    "h100-mfu": Figure(lambda claims: claims.optimized.mfu, ".0f", unit=0.01),
+    "h100-speedup": Figure(lambda claims: claims.optimized.factor_baseline, ".1f"),
+    "h100-at-batch-8": Figure(lambda claims: claims.speedup_at_batch_8, ".1f"),
+    "h100-speedup-interval": Figure(
+        lambda claims: claims.speedup_over(claims.baseline).interval, ".1f"
+    ),
+    "h100-after-8": Figure(
+        lambda claims: claims.speedup_over(claims.compiled_script).factor, ".1f"
+    ),
+    "h100-11-to-15": Figure(lambda claims: claims.percent_over_published, ".0f"),
+    "h100-10-gb": Figure(lambda claims: claims.published_script.reserved_gb, ".0f"),
     # Single steps and whole scripts of another day.
-    "h100-gb": Figure("steps.script_gb.01", ".1f"),
-    "over-nanogpt": Figure("steps.over_nanogpt"),
-    "step-gb": Figure("steps.step_gb.01", ".0f"),
-    "nanogpt-gb": Figure("steps.step_gb.nanoGPT", ".0f"),
+    "h100-gb": Figure(lambda claims: claims.steps.script_gb["01"], ".1f"),
+    "over-nanogpt": Figure(lambda claims: claims.steps.over_nanogpt),
+    "step-gb": Figure(lambda claims: claims.steps.step_gb["01"], ".0f"),
+    "nanogpt-gb": Figure(lambda claims: claims.steps.step_gb["nanoGPT"], ".0f"),
     # Its variants.
-    "autocast": Figure("variants.precision-autocast.factor"),
-    "autocast-gb": Figure("variants.precision-autocast.reserved_gb", ".0f"),
-    "autocast-over-nanogpt": Figure("autocast_over_nanogpt"),
+    "autocast": Figure(lambda claims: claims.autocast_variant.factor),
+    "autocast-gb": Figure(lambda claims: claims.autocast_variant.reserved_gb, ".0f"),
+    "autocast-over-nanogpt": Figure(lambda claims: claims.autocast_over_nanogpt),
     # The H200: one epoch, and the time to its loss.
-    "epoch-loss-00": Figure("epoch.00.val_loss"),
-    "epoch-loss-01": Figure("epoch.01.val_loss"),
-    "target": Figure("target"),
-    "seconds-00": Figure("seconds.00", ".1f"),
-    "seconds-01": Figure("seconds.01", ".1f"),
-    "seconds-00-compiling": Figure("seconds_compiling.00", ".1f"),
-    "seconds-01-compiling": Figure("seconds_compiling.01", ".1f"),
+    "epoch-loss-00": Figure(lambda claims: claims.loss_of_epoch("00")),
+    "epoch-loss-01": Figure(lambda claims: claims.loss_of_epoch("01")),
+    "target": Figure(lambda claims: claims.target),
+    "seconds-00": Figure(lambda claims: claims.seconds_to_target("00"), ".1f"),
+    "seconds-01": Figure(lambda claims: claims.seconds_to_target("01"), ".1f"),
+    "seconds-00-compiling": Figure(
+        lambda claims: claims.seconds_to_target("00", compiling=True), ".1f"
+    ),
+    "seconds-01-compiling": Figure(
+        lambda claims: claims.seconds_to_target("01", compiling=True), ".1f"
+    ),
     # Predicted.
-    "bench-minutes": Figure("bench_minutes", ".0f"),
-    "rtx-4090-batch": Figure("largest_batch", ".0f"),
+    "bench-minutes": Figure(lambda _: bench_minutes("RTX 4090"), ".0f"),
 }
-
-
-class ReadmeClaims(Claims):
-    """What README claims, what is predicted included."""
-
-    @property
-    def bench_minutes(self) -> float:
-        """The minutes of training that `make bench` takes on an RTX 4090: 00, 01, and 02."""
-        first, last = benched("RTX 4090")
-        return first.minutes + 2 * last.minutes
-
-    @property
-    def largest_batch(self) -> int:
-        """The largest batch of 01 that fits an RTX 4090."""
-        return OnCard("01", CARDS["RTX 4090"]).largest
 
 
 def write_readme(studies: dict) -> bool:
@@ -168,35 +164,30 @@ def update(text: str, machine: Path, studies: dict) -> str:
     """Returns a page with what stands between its markers written again, from a machine's folder,
     and the figures of its sentences. Raises UserError for a marker without its end, its figure, or
     of an unknown name, StackError, OSError."""
-    blocks = Blocks(machine, studies)
-    return with_figures(BLOCK.sub(blocks.written, text))
+    tables_in = cache(partial(tables_of_studies, studies))
 
-
-class Blocks:
-    """What stands between markers on a page of a machine, or of the one that a marker names."""
-
-    def __init__(self, machine: Path, studies: dict):
-        self.machine = machine
-        self.tables_in = cache(partial(tables_of_studies, studies))
-
-    def written(self, block: re.Match) -> str:
-        """Returns a block with what stands between its markers written again. Raises UserError."""
+    def write(block: re.Match) -> str:
         if not block["end"]:
             raise UserError(f"{block['opening'].strip()} has no <!-- end -->")
-        folder = self.machine
+        name, folder = block["name"], machine
         if block["machine"]:
             folder = REFERENCE / block["machine"]
-        content = self.content(block["name"], folder)
+        content = block_text(name, folder) if name in BLOCKS else tables_in(folder).get(name, "")
+        if not content.strip():
+            raise UserError(f"there is no table {name} in {relative(folder)}")
         if not content.startswith("|"):  # as tables do, which need no space around them
             content = f"\n{content}\n"
         return f"{block['opening']}{content}{block['end']}"
 
-    def content(self, name: str, folder: Path) -> str:
-        """Returns what a block of this name holds for a machine. Raises UserError for nothing."""
-        content = block_text(name, folder) or self.tables_in(folder).get(name, "")
-        if not content.strip():
-            raise UserError(f"there is no table {name} in {relative(folder)}")
-        return content
+    return with_figures(BLOCK.sub(write, text))
+
+
+def block_text(name: str, machine: Path) -> str:
+    """Returns what stands between markers of a name in BLOCKS for a machine."""
+    content = BLOCKS[name](machine)
+    if isinstance(content, Table):
+        return markdown(content)
+    return content
 
 
 def tables_of_studies(studies: dict, folder: Path) -> dict[str, str]:
@@ -204,30 +195,17 @@ def tables_of_studies(studies: dict, folder: Path) -> dict[str, str]:
     return {
         name: table
         for study in studies.values()
-        for measured, _ in newest_in(folder, study.name)
-        for name, table in excerpts_of(study, measured).items()
+        for rows in newest_in(folder, study.name)
+        for name, table in excerpts_of(study, rows).items()
     }
-
-
-def block_text(name: str, machine: Path) -> str:
-    """Returns what stands between such markers; "" where the name is a study's."""
-    if name in BLOCKS:
-        content = BLOCKS[name]()
-    elif name in BLOCKS_OF_MACHINES:
-        content = BLOCKS_OF_MACHINES[name](machine)
-    else:
-        return ""
-    if isinstance(content, Table):
-        return markdown(content)
-    return content
 
 
 def measured_when(machine: Path) -> str:
     """Returns when, and at which commits, a machine's journals were measured."""
     return provenance(
-        measured
+        rows.measured
         for path in machine.glob("**/*.jsonl")
-        for measured, _ in newest_in(path.parent, path.stem)
+        for rows in newest_in(path.parent, path.stem)
     )
 
 
@@ -236,7 +214,7 @@ def measured_when(machine: Path) -> str:
 
 def with_figures(text: str) -> str:
     """Returns a page with each named figure of its sentences written again. Raises UserError."""
-    claims = ReadmeClaims(REFERENCE)
+    claims = Claims(REFERENCE)
 
     def write(mark: re.Match) -> str:
         figure, name = mark.groups()
@@ -254,21 +232,16 @@ def figure_text(name: str, claims: Claims) -> str:
         raise UserError(f"there is no figure {name} in bench/report/readme.py")
     figure = FIGURES[name]
     try:
-        values = figure.values(claims)
+        value = figure.value(claims)
     except KeyError as error:
-        raise UserError(f"the figure {name}: no row {error} in {relative(claims.reference)}")
+        raise UserError(f"the figure {name}: no row {error} in {relative(claims.folder)}")
     except OSError as error:
         raise UserError(f"the figure {name}: {error}")
+    values = value if isinstance(value, Sequence) else [value]
     numbers = known_values(values)
     if not numbers or len(numbers) < len(values):
-        raise UserError(f"the figure {name} isn't known from {relative(claims.reference)}")
+        raise UserError(f"the figure {name} isn't known from {relative(claims.folder)}")
     return range_text([number / figure.unit for number in numbers], figure.form)
-
-
-def range_text(values: Sequence[float], form: str) -> str:
-    """Writes the least and the greatest of several values, once where they are written alike."""
-    ends = [format(value, form) for value in (min(values), max(values))]
-    return "–".join(dict.fromkeys(ends))
 
 
 def hardware_table() -> Table:
@@ -291,13 +264,13 @@ def measured_line(row: Row) -> dict[str, str]:
     """Returns the ends of a machine's ladder, and on how much they rest."""
     folder = row.measured.folder.name
     source = f"[measured](results/reference/{folder}/README.md)"
-    if row.plan.tokens:
+    if row.plan.tokens and row.record:
         source += f" over {row.record.logs[-1]['step'] + 1} steps"
     if rounds_of_both(row) == 1:
         source += f", {SINGLE_RUNS}"
     return dict(
         hardware=f"{row.run.processes} × {short_name(row.measured.machine)}",
-        baseline=f"{row.baseline.tok_per_sec:,.0f}",
+        baseline=f"{row.table[0].tok_per_sec:,.0f}",
         optimized=f"{row.tok_per_sec:,.0f}",
         speedup=f"**{row.factor_baseline:.1f}×**",
         source=source,
@@ -312,7 +285,7 @@ def predicted_line(name: str) -> dict[str, str]:
         hardware=f"1 × {name}",
         baseline=in_thousands(first.speeds),
         optimized=in_thousands(last.speeds),
-        speedup=f"about {last.tok_per_sec / first.tok_per_sec:.1f}×",
+        speedup=f"about {fmt(ratio(last.tok_per_sec, first.tok_per_sec), '.1f')}×",
         source=f"[predicted](docs/gpus.md), batch {first.batch} → {last.batch}",
     )
 
@@ -323,9 +296,17 @@ def benched(name: str) -> tuple[OnCard, OnCard]:
     return first, OnCard("01", CARDS[name], most=comparable_batch(first.batch))
 
 
-def in_thousands(speeds: tuple[float, float]) -> str:
-    """Writes a predicted range, such as "13,000–22,000"."""
-    return spread([round(speed, -3) for speed in speeds])
+def bench_minutes(name: str) -> float | None:
+    """Returns the minutes of training that `make bench` takes on a card: 00, 01, and 02."""
+    first, last = benched(name)
+    if first.minutes is None or last.minutes is None:
+        return None
+    return first.minutes + 2 * last.minutes
+
+
+def in_thousands(speeds: tuple[float, float] | None) -> str:
+    """Writes a predicted range, such as "13,000–22,000"; "" without one."""
+    return spread([round(speed, -3) for speed in speeds or ()])
 
 
 def contributions_table() -> Table:
@@ -342,15 +323,10 @@ def contributions_table() -> Table:
     )
 
 
-def link_of(number: int) -> str:
-    """Returns a technique's number and name, linked to its card."""
-    patch = stack.load()[number - 1]
-    return link_to(title_of(patch, number), "docs/techniques.md")
-
-
 def technique_cell(line: Contribution) -> str:
-    """Returns links to the cards."""
-    return ", ".join(map(link_of, line.numbers))
+    """Returns the numbers and names of techniques, linked to their cards."""
+    titles = map(title_of, line.patches, line.numbers)
+    return ", ".join(link_to(title, "docs/techniques.md") for title in titles)
 
 
 def speed_cell(line: Contribution) -> str:
@@ -386,23 +362,26 @@ def picture_lines() -> str:
     )
 
 
-# What stands between markers, by their names: what is the same wherever it stands, and what is of
-# the machine whose page it is.
-BLOCKS: dict[str, Callable[[], Table | str]] = {
-    "machines": technique_pages.results,
-    "technique-index": technique_pages.index,
-    "technique-cards": technique_pages.technique_cards,
-    "variant-cards": technique_pages.variant_cards,
-    "variants-on-gpu": technique_pages.measured_on_gpu,
-    "gpus": prediction_tables.gpus_table,
-    "explorer": explorer.data_block,
-    "hardware": hardware_table,
-    "contributions": contributions_table,
-    "speedup-picture": picture_lines,
-}
-BLOCKS_OF_MACHINES: dict[str, Callable[[Path], Table | str]] = {
+def anywhere(write: Callable[[], Table | str]) -> Callable[[Path], Table | str]:
+    """Returns what writes the same for every machine."""
+    return lambda machine: write()
+
+
+# What writes between markers, by their names, from the folder of the machine whose page it is. The
+# names of other markers are those of studies' tables.
+BLOCKS: dict[str, Callable[[Path], Table | str]] = {
+    "machines": anywhere(technique_pages.results),
+    "technique-index": anywhere(technique_pages.index),
+    "technique-cards": anywhere(technique_pages.technique_cards),
+    "variant-cards": anywhere(variant_pages.variant_cards),
+    "variants-on-gpu": anywhere(variant_pages.measured_on_gpu),
+    "gpus": anywhere(prediction_tables.gpus_table),
+    "explorer": anywhere(explorer.data_block),
+    "hardware": anywhere(hardware_table),
+    "contributions": anywhere(contributions_table),
+    "speedup-picture": anywhere(picture_lines),
     "measured": measured_when,
     "own-gpu": prediction_tables.gpu_table,
-    "to-loss": partial(to_loss.table_of, ""),
-    "to-loss-epoch": partial(to_loss.table_of, "epoch"),
+    "to-loss": partial(to_loss.table_of, "", DEFAULT_LOSS),
+    "to-loss-epoch": partial(to_loss.table_of, "epoch", EPOCH_LOSS),
 }

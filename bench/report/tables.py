@@ -1,9 +1,10 @@
 """The columns that studies share, and the tables of what was measured."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
-from bench.analysis.rows import Row, printed, rows_of
+from bench.analysis.rows import Row, Rows, printed
+from bench.analysis.stats import SIGNIFICANT
 from bench.report.notes import WIDE_LEGEND, WIDE_MARK, one_reference, rounds_note
 from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col, value_col
 
@@ -32,8 +33,15 @@ def spread(values: Sequence[float] | None, form: str = ",.0f") -> str:
     return f"{min(values):{form}}–{max(values):{form}}"
 
 
+def range_text(values: Iterable[float], form: str) -> str:
+    """Returns the least and the greatest of several values, once where they are written alike; ""
+    without any."""
+    ordered = sorted(values)
+    return "–".join(dict.fromkeys(format(value, form) for value in ordered[:1] + ordered[-1:]))
+
+
 def bold(text: str, significance: str | None) -> str:
-    if text and significance in ("faster", "slower"):
+    if text and significance in SIGNIFICANT:
         return f"**{text}**"
     return text
 
@@ -50,11 +58,12 @@ def factor_text(row: Row) -> str:
     return marked(fmt(row.factor, ".2f"), row.speedup().is_wide)
 
 
-def speed_and_factor(tok_per_sec: float, factor: str) -> str:
+def speed_and_factor(tok_per_sec: float | None, factor: str) -> str:
     """Returns what stands at a bar: a speed, and times what it is if that is known."""
+    speed = fmt(tok_per_sec, ",.0f")
     if not factor:
-        return f"{tok_per_sec:,.0f}"
-    return f"{tok_per_sec:,.0f}  ({factor}×)"
+        return speed
+    return f"{speed}  ({factor}×)"
 
 
 def speed_or_error(row: Row) -> str:
@@ -87,22 +96,20 @@ EXPECTED_LOSS = text_col("expected effect on the loss", "run.loss")
 # ---- Tables of a plan --------------------------------------------------------------------------
 
 
-def text_of(study, measured) -> str:
+def text_of(study, rows: Rows) -> str:
     """Returns all tables of a plan that was measured, and what has to be said of them."""
-    rows = rows_of(measured)
-    notes = "".join(f"\n{note}\n" for note in study.notes(measured, rows))
-    return markdown(*study.tables(measured, rows)) + notes
+    notes = "".join(f"\n{note}\n" for note in study.notes(rows))
+    return markdown(*study.tables(rows)) + notes
 
 
-def excerpts_of(study, measured) -> dict[str, str]:
+def excerpts_of(study, rows: Rows) -> dict[str, str]:
     """Returns the tables that the markers of a page ask for, by their names."""
-    rows = rows_of(measured)
     added = ""
-    if measured.planned:
-        added = f"\n{rounds_note(measured, rows)}.\n"
+    if rows.measured.planned:
+        added = f"\n{rounds_note(rows)}.\n"
     return {
         name: with_legend(markdown(*tables)) + added
-        for name, tables in study.excerpts(measured, rows).items()
+        for name, tables in study.excerpts(rows).items()
     }
 
 
@@ -115,14 +122,12 @@ def with_legend(tables: str) -> str:
 
 def significance_or_error(row: Row) -> str:
     """Returns whether a row's speedup is significant, or why it has none."""
-    if row.error or row.significance:
-        return row.error or row.significance
-    if row.baseline:
-        return ""
-    return "baseline"
+    if row.baseline is None and not row.error:
+        return "baseline"
+    return row.error or row.significance or ""
 
 
-def full_table(rows: list[Row]) -> Table:
+def full_table(rows: Sequence[Row]) -> Table:
     """Returns every column that a study of techniques or alternatives may have."""
     over_baseline = num_col("over the baseline", "factor_baseline", ".2f")
     return Table(
@@ -150,7 +155,7 @@ def full_table(rows: list[Row]) -> Table:
     )
 
 
-def short_table(rows: list[Row]) -> Table:
+def short_table(rows: Sequence[Row]) -> Table:
     """Returns the columns of alternatives that a page for readers has; above them a line with those
     that the machine couldn't run."""
     left_out = ", ".join(f"`{row.label}` ({row.run.error})" for row in rows if row.run.error)

@@ -4,93 +4,31 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.analysis.folders import has_gpu
-from bench.analysis.gains import (
-    Gain,
-    best,
-    gain_of,
-    technique_gains,
-    unclear_variants,
-    variant_rows,
-)
+from bench.analysis.gains import Gain, best, technique_gains
 from bench.analysis.rows import Row
 from bench.analysis.totals import optimized_in, totals_in
 from bench.catalogue import effect_on_loss, published
 from bench.common import REFERENCE
-from bench.predict.reference import predicted_gains
 from bench.report.notes import SINGLE_RUNS
 from bench.report.pictures import place_of
 from bench.report.tables import bold, marked, spread
 from gpt_speed.common import listed
-from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col, value_col
+from gpt_speed.tables import Column, Table, fmt, num_col, text_col, value_col
 from patches import stack
 from patches.stack import Patch
 
-WHERE = {  # what the CPU's figures of a purpose are of, where that isn't 01 with cpu-demo
-    "Several GPUs": "Measured on two CPU ranks with `cpu-demo`, over `02`; none has run on several"
-    " GPUs. [With gpt2-medium](multi-gpu.md#models-that-one-gpu-cant-hold) ZeRO 3 saves memory.",
-}
-LINKS = 1  # to the sources of a variant; its patch names all
-BOLD = "faster", "slower"  # of significances
-MISSING = "–"  # what was neither measured nor predicted
-SHOWN_GPU, SHOWN_CPU = "H100", "Xeon"  # of whose gains the techniques' table tells
-# What variants are for, in the order of the page.
-PURPOSES = {
-    "Less memory": (
-        "memory-checkpoint",
-        "step-accumulation",
-        "memory-budget",
-        "memory-offload",
-        "memory-selective",
-        "optimizer-in-backward",
-        "optimizer-adafactor",
-        "optimizer-adamw-8bit",
-        "head-cce",
-        "head-liger",
-        "head-pytorch",
-    ),
-    "Fewer tokens to a loss": (
-        "optimizer-muon",
-        "schedule-cosine",
-        "schedule-scaled",
-        "schedule-wsd",
-    ),
-    "Precision": (
-        "precision-autocast",
-        "precision-float8",
-        "precision-fp16",
-        "precision-stochastic",
-    ),
-    "Several GPUs": (
-        "parallel-zero1",
-        "parallel-deepspeed",
-        "parallel-muon",
-        "parallel-sharded",
-        "ddp-compression",
-        "ddp-options",
-        "timeout-ranks",
-    ),
-    "Model": ("init-gpt2", "model-mixture", "model-modern", "model-skips", "model-tied-head"),
-    "Speed and compilation": (
-        "head-sampled",
-        "dropout-hash",
-        "attention-backend",
-        "compile-blocks",
-        "compile-mode",
-        "compile-switch",
-        "embedding-eager",
-        "optimizer-foreach",
-        "gc-freeze",
-    ),
-    "Data and debugging": (
-        "checkpoint-resume",
-        "data-on-device",
-        "data-workers",
-        "loop-accelerate",
-        "profile",
-    ),
-}
+
+class Shown(NamedTuple):
+    """A machine of whose gains the tables tell: its folder in results/reference, and its name."""
+
+    folder: str
+    name: str
+
+
+GPU, CPU = Shown("nvidia-h100", "H100"), Shown("intel-xeon-amx-2-cores", "Xeon")
 
 
 def title_of(patch: Patch, number: int) -> str:
@@ -162,7 +100,6 @@ class Technique:
 
     @property
     def link(self) -> str:
-        """A link to its card."""
         return link_to(self.title)
 
     @property
@@ -176,9 +113,9 @@ class Technique:
             return None
         return gain.factor
 
-    def on(self, machine: str) -> Gain | None:
+    def on(self, machine: Shown) -> Gain | None:
         """Returns what it gained on a machine; None where it wasn't measured."""
-        return next((gain for gain in self.gains if gain.machine == machine), None)
+        return next((gain for gain in self.gains if gain.folder == machine.folder), None)
 
 
 def techniques() -> list[Technique]:
@@ -246,10 +183,10 @@ def index() -> Table:
         [
             text_col("technique", "link"),
             Column("lines", lines_changed),
-            gain_col(f"{SHOWN_GPU}: × speed", SHOWN_GPU, speed_text),
-            gain_col(f"{SHOWN_GPU}: × memory", SHOWN_GPU, memory_text),
+            gain_col("× speed", GPU, speed_text),
+            gain_col("× memory", GPU, memory_text),
             num_col("A100: × speed", "published_factor", ".2f"),
-            gain_col(f"{SHOWN_CPU}: × speed", SHOWN_CPU, speed_text),
+            gain_col("× speed", CPU, speed_text),
             text_col("loss", "loss"),
             text_col("limits", "patch.fields.Limits"),
         ],
@@ -267,20 +204,20 @@ def lines_changed(technique: Technique) -> str:
 def gain_on_the_gpu(technique: Technique) -> float:
     """Returns times the speed on the GPU that the table shows; 0 where that isn't known, or too
     uncertain to rank."""
-    gain = technique.on(SHOWN_GPU)
+    gain = technique.on(GPU)
     if gain and not gain.is_wide:
         return gain.factor
     return 0.0
 
 
-def gain_col(heading: str, machine: str, text: Callable[[Gain | None], str]) -> Column:
+def gain_col(heading: str, machine: Shown, text: Callable[[Gain | None], str]) -> Column:
     """Returns a column of what techniques gained on a machine, or with others."""
 
     def cell(technique: Technique) -> str:
         gain = technique.on(machine)
         return text(gain) + others_text(gain)
 
-    return Column(heading, cell)
+    return Column(f"{machine.name}: {heading}", cell)
 
 
 # ---- Cards -------------------------------------------------------------------------------------
@@ -298,15 +235,15 @@ def gain_text(gain: Gain) -> str:
 
 
 def technique_card(technique: Technique) -> str:
-    """Returns a technique's heading, what it is, its facts as a table, and its diff, folded."""
+    """Returns a heading, what a technique is, its header as a table, and its diff, folded."""
     patch = technique.patch
-    facts = {
+    cells = {
         "use it when": patch.fields.get("Use", ""),
         "speed, memory": "; ".join(map(gain_text, technique.gains)),
         "loss": patch.fields["Loss"],
         "hardware": f"{patch.fields['Hardware']}. More: {links_of(patch)}",
     }
-    heading, *lines = [f"| {name} | {fact} |" for name, fact in facts.items()]
+    heading, *lines = [f"| {name} | {cell} |" for name, cell in cells.items()]
     return "\n".join(
         [
             f"## {technique.title}",
@@ -324,150 +261,6 @@ def technique_card(technique: Technique) -> str:
 def diff_of(patch: Patch) -> str:
     """Returns a patch's file without its header."""
     return stack.read(stack.ROOT / patch.file)[len(patch.header) :].decode()
-
-
-@dataclass
-class Variant:
-    """What a table tells of a variant, with the options that it was measured with."""
-
-    script: str
-    label: str
-    gains: list[Gain]
-    is_unclear: bool = False  # it was measured, but what it gains is too uncertain to be printed
-
-    @property
-    def changes_something(self) -> bool:
-        """Whether it isn't just predicted to leave speed and memory as they are."""
-        gain, cpu = self.on_gpu, self.on_cpu
-        if not gain or gain.source != "predicted" or (cpu and cpu.significance in BOLD):
-            return True
-        return not f"{gain.factor:.2f}" == fmt(gain.memory, ".2f") == "1.00"
-
-    @property
-    def link(self) -> str:
-        """A link to the card of its patch."""
-        return f"[`{self.label}`](#{self.script})"
-
-    @property
-    def on_gpu(self) -> Gain | None:
-        """What it gained on SHOWN_GPU: with the narrowest interval, or else predicted."""
-        return best(gain for gain in self.gains if gain.machine == SHOWN_GPU)
-
-    @property
-    def on_cpu(self) -> Gain | None:
-        return best(gain for gain in self.gains if gain.device == "cpu")
-
-    @property
-    def on_gpu_or_cpu(self) -> Gain | None:
-        return self.on_gpu or self.on_cpu
-
-
-def variant_cards() -> str:
-    """Returns for each purpose a table of what its variants gain, without those that are predicted
-    to change nothing, and a card for each."""
-    variants, texts = variants_by_script(), []
-    for purpose, patches in by_purpose(stack.load_variants()).items():
-        lines = [variant for patch in patches for variant in variants.get(patch.name, [])]
-        shown = [variant for variant in lines if variant.changes_something]
-        table = markdown(variants_table(shown)).rstrip()
-        texts += [f"## {purpose}", *filter(None, [WHERE.get(purpose)]), table]
-        texts += map(variant_card, patches)
-    return "\n\n".join(texts) + "\n"
-
-
-def by_purpose(patches: list[Patch]) -> dict[str, list[Patch]]:
-    """Returns what variants are for each of PURPOSES. Raises StackError for one that isn't there,
-    or that is there and no variant."""
-    by_name = {patch.name: patch for patch in patches}
-    names = {name for group in PURPOSES.values() for name in group}
-    different = sorted(by_name.keys() ^ names)
-    if different:
-        raise stack.StackError(
-            f"PURPOSES in bench/report/technique_pages.py and patches/variants/ differ in"
-            f" {listed(different)}"
-        )
-    return {purpose: [by_name[name] for name in group] for purpose, group in PURPOSES.items()}
-
-
-def variants_table(variants: list[Variant]) -> Table:
-    """Returns what variants gained; on a GPU only where one of them has a figure of one."""
-    on_gpu = [Column(f"speed, {SHOWN_GPU}", speed_on_gpu)]
-    return Table(
-        [
-            text_col("variant", "link"),
-            *(on_gpu if any(variant.on_gpu for variant in variants) else []),
-            Column("speed, CPU", speed_on_cpu),
-            Column("memory", lambda variant: memory_text(variant.on_gpu_or_cpu) or MISSING),
-        ],
-        variants,
-    )
-
-
-def speed_on_gpu(variant: Variant) -> str:
-    return speed_text(variant.on_gpu) or MISSING
-
-
-def speed_on_cpu(variant: Variant) -> str:
-    """Writes times the speed, or why it isn't there."""
-    return speed_text(variant.on_cpu) or ("unclear" if variant.is_unclear else MISSING)
-
-
-def measured_on_gpu() -> Table:
-    """Returns what was measured of variants on the GPU, the fastest first."""
-    everything = [one for variants in variants_by_script().values() for one in variants]
-    lines = [one for one in everything if one.on_gpu and one.on_gpu.source == "measured"]
-    lines.sort(key=lambda variant: variant.on_gpu.factor, reverse=True)
-    return Table(
-        [
-            text_col("variant", "link"),
-            value_col("× speed", "on_gpu", speed_text),
-            value_col("95%", "on_gpu", interval_text),
-            value_col("× memory", "on_gpu", memory_text),
-        ],
-        lines,
-    )
-
-
-def interval_text(gain: Gain) -> str:
-    return spread(gain.interval, ".2f") or "one run"
-
-
-def variants_by_script() -> dict[str, list[Variant]]:
-    """Returns the variants that were measured or predicted, by the names of their patches, sorted
-    by their labels."""
-    measured = [(row.run, gain_of(row)) for row in variant_rows()]
-    gains: dict[tuple[str, str], list[Gain]] = {}
-    for run, gain in (*measured, *predicted_gains()):
-        gains.setdefault((str(run.script), run.label), []).append(gain)
-    variants: dict[str, list[Variant]] = {}
-    unclear = unclear_variants()
-    for script, label in sorted(gains):
-        variant = Variant(script, label, gains[script, label], (script, label) in unclear)
-        variants.setdefault(script, []).append(variant)
-    return variants
-
-
-def variant_card(patch: Patch) -> str:
-    """Returns the first paragraph of a patch's header, what it needs or lacks, and its sources."""
-    fields, title = patch.fields, patch.fields["Technique"]
-    facts = {
-        "Loss": effect_on_loss(patch),
-        "Hardware": fields["Hardware"],
-        "Package": ", ".join(stack.packages_of([patch])),
-        "Limits": fields.get("Limits", ""),
-    }
-    return " ".join(
-        [
-            f"### `{patch.name}`\n\n**{title[0].upper()}{title[1:]}.**",
-            re.sub(r"--[a-z][\w-]*(?: [\d.]*\d)?", r"`\g<0>`", patch.prose),  # options as code
-            *(
-                f"*{name}*: {text}."
-                for name, text in facts.items()
-                if text not in ("unchanged", "any", "")
-            ),
-            links_of(patch, LINKS),
-        ]
-    )
 
 
 def links_of(patch: Patch, count: int | None = None) -> str:

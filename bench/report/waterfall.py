@@ -4,7 +4,8 @@ technique gains, by the mean factors of its table."""
 from dataclasses import dataclass, replace
 
 from bench.analysis.claims import ALLOCATOR, Claims
-from bench.analysis.rows import Row, printed
+from bench.analysis.rows import Row, Rows, printed
+from bench.catalogue import technique_number
 from bench.report.notes import WIDE_MARK
 from bench.report.pictures import (
     DARK,
@@ -30,8 +31,7 @@ class Rung:
     name: str
     label: str  # stands at the bar's end: a gain, a speed, or an error
     colour: str
-    is_gain: bool  # whether the label is a gain
-    is_loss: bool  # whether the gain is below 1
+    factor: float | None  # its gain, which the label is then
     ends: tuple[float, float] | None  # where its gain begins and ends; None without
     gb: float | None
 
@@ -42,11 +42,10 @@ def rungs_of(rows: list[Row], colours: list[str]) -> list[Rung]:
     totals[rows[0].run.name] = 1.0
     return [
         Rung(
-            name_of(row),
-            label_of(row),
+            rung_name(row),
+            bar_label(row),
             colour,
-            bool(row.factor),
-            is_slower(row),
+            row.factor,
             ends_of(row, totals),
             row.reserved_gb,
         )
@@ -73,7 +72,7 @@ def draw_speedups(axes, rungs: list[Rung], palette: Palette) -> None:
     for place, rung in enumerate(rungs):
         start, end = rung.ends or (low, low)
         axes.barh(place, start - low, 0.56, low, color=palette.before)
-        if rung.is_loss:
+        if is_loss(rung.factor):
             style = dict(facecolor="none", edgecolor=rung.colour, hatch="/////", linewidth=0)
         else:
             style = dict(color=rung.colour)
@@ -85,14 +84,14 @@ def draw_speedups(axes, rungs: list[Rung], palette: Palette) -> None:
     axes.xaxis.set_major_formatter("{x:g}×")
 
 
-def is_slower(row: Row) -> bool:
-    """Returns whether a row's factor is below 1 as it is printed."""
-    return bool(row.factor) and round(row.factor, 2) < 1
+def is_loss(factor: float | None) -> bool:
+    """Returns whether a factor is below 1 as it is printed."""
+    return factor is not None and round(factor, 2) < 1
 
 
 def annotate(axes, place: int, end: float, rung: Rung, palette: Palette) -> None:
     """Writes at the end of a bar what it says: a gain in bold and colour, all else plainly."""
-    style = dict(color=palette.gain, fontweight="bold") if rung.is_gain else {}
+    style = dict(color=palette.gain, fontweight="bold") if rung.factor else {}
     axes.annotate(
         rung.label, (end, place), (8, 0), va="center", textcoords="offset points", **style
     )
@@ -101,7 +100,7 @@ def annotate(axes, place: int, end: float, rung: Rung, palette: Palette) -> None
 def heading_of(rows: list[Row]) -> str:
     """Returns what the panel of speedups shows."""
     heading = "throughput relative to the baseline (log scale); labels: gain of each step"
-    if any(map(is_slower, rows)):
+    if any(is_loss(row.factor) for row in rows):
         heading += "\nhatched: lost"
     if any(row.speedup().is_wide for row in rows):
         heading += f"\n{WIDE_MARK}: wide interval"
@@ -111,13 +110,15 @@ def heading_of(rows: list[Row]) -> str:
 def ends_of(row: Row, totals: dict[str, float | None]) -> tuple[float, float] | None:
     """Returns where a row's gain begins and ends, times the baseline; None without a gain, or where
     it shares no round with the baseline."""
-    if not row.factor or not totals[row.run.name]:
+    if not row.factor or not row.reference:
         return None
-    low, high = sorted((totals[row.reference.run.name], totals[row.run.name]))
-    return low, high
+    start, end = totals[row.reference.run.name], totals[row.run.name]
+    if not start or not end:
+        return None
+    return min(start, end), max(start, end)
 
 
-def name_of(row: Row) -> str:
+def rung_name(row: Row) -> str:
     """Returns what a row adds, and its number."""
     name = row.technique
     if row.run.processes > 1:
@@ -127,7 +128,7 @@ def name_of(row: Row) -> str:
     return f"{name} {row.run.number:\u2007>2}"  # the filling is as wide as a figure
 
 
-def label_of(row: Row) -> str:
+def bar_label(row: Row) -> str:
     """Returns what stands at a row's bar: its gain, its speed where it has none, or its error."""
     if row.error:
         return row.error[:LETTERS]
@@ -137,7 +138,6 @@ def label_of(row: Row) -> str:
 
 
 def draw_memory(axes, rungs: list[Rung], palette: Palette) -> None:
-    """Draws the memory that each script reserved."""
     lay_rows(axes, len(rungs))
     sizes = [rung.gb or 0 for rung in rungs]
     bars = axes.barh(range(len(rungs)), sizes, 0.56, color=palette.memory)
@@ -148,11 +148,10 @@ def draw_memory(axes, rungs: list[Rung], palette: Palette) -> None:
     axes.set_xlabel("memory, GB")
 
 
-def machine_picture(title: str, rows: list[Row]):
-    """Draws a machine's ladder."""
-    rows = printed(rows)
-    rungs = rungs_of(rows, list(map(colour_of, rows)))
-    figure, subfigure, _ = draw(rungs, title, heading_of(rows))
+def machine_picture(title: str, rows: Rows):
+    shown = printed(rows)
+    rungs = rungs_of(shown, list(map(colour_of, shown)))
+    figure, subfigure, _ = draw(rungs, title, heading_of(shown))
     colour_legend(subfigure)
     return figure
 
@@ -163,11 +162,11 @@ README_PICTURES = {"speedup.png": LIGHT, "speedup-dark.png": DARK}  # in docs/
 
 
 def readme_picture(claims: Claims, palette: Palette):
-    """Draws the H100's ladder, technique 15 by another day's runs, and where nanoGPT stands."""
+    """Draws the H100's ladder, ALLOCATOR by another day's runs, and where nanoGPT stands."""
     rows = printed(claims.ladder.values())
     rungs = [*readme_rungs(rows, palette), allocator_rung(claims, palette)]
     with load_pyplot().rc_context():
-        heading = f"{heading_of(rows)} ({ALLOCATOR}: on another day)"
+        heading = f"{heading_of(rows)} ({technique_number(ALLOCATOR)}: on another day)"
         figure, subfigure, axes = draw(rungs, "", heading, palette)
         title = readme_title(claims, rungs[0].gb, rungs[-1].gb)
         subfigure.suptitle(title, x=0.01, ha="left", fontsize=15, fontweight="bold")
@@ -193,14 +192,13 @@ def names_of(numbers: list[int]) -> str:
 
 
 def allocator_rung(claims: Claims, palette: Palette) -> Rung:
-    """Returns the rung of technique 15, which the ladder lacks: it lies where the ladder ends."""
+    """Returns the rung of ALLOCATOR, which the ladder lacks: it lies where the ladder ends."""
     settings, end = claims.allocator_settings(), claims.optimized.factor_baseline or 1.0
     return Rung(
         names_of([*settings.numbers]),
         f"≤ {settings.speed:.2f}×",
         palette.gain,
-        is_gain=False,
-        is_loss=False,
+        factor=None,
         ends=(end, end),
         gb=claims.steps.script_gb["01"],
     )

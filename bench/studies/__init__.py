@@ -7,6 +7,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
+from bench.analysis.rows import Rows
 from bench.analysis.training import Training
 from bench.catalogue import Run
 from bench.common import relative
@@ -19,6 +20,8 @@ from bench.report.notes import full_notes
 from bench.report.tables import full_table, picture_name, text_of
 from bench.subcommands import Subcommand, all_in
 from gpt_speed.tables import Table, fmt
+
+Plans = Generator[Plan, Measurement, None]  # what is measured; a plan comes back with its results
 
 
 class Study(Subcommand):
@@ -53,7 +56,7 @@ class Study(Subcommand):
             return 0
         _, plans = run_study(self, setup, args.rounds, resume)
         for measured in plans:
-            print(f"\n{text_of(self, measured)}")
+            print(f"\n{text_of(self, Rows(measured))}")
         print(relative(journal_of(setup.results, self.name)))
         return int(any(map(self.has_failed, plans)))
 
@@ -63,7 +66,7 @@ class Study(Subcommand):
         self.options(parser)
         return vars(parser.parse_args(line.split()))
 
-    def plans(self, setup: Setup) -> Generator[Plan, Measurement, None]:
+    def plans(self, setup: Setup) -> Plans:
         """Yields what to measure. A plan that was measured comes back with its results, on which
         the next one may depend. Raises UserError, StackError."""
         raise NotImplementedError
@@ -79,6 +82,8 @@ class Study(Subcommand):
 
     def length(self, setup: Setup) -> dict:
         """Returns how long a run trains, by the options and the device, as fields of Plan."""
+        if not self.tokens:
+            raise ValueError(f"{self.name} trains whole scripts")
         tokens = setup.args.max_tokens
         return dict(
             tokens=tokens or self.tokens[setup.device],
@@ -112,19 +117,19 @@ class Study(Subcommand):
         loss = fmt(record.val_loss_after(plan.loss_tokens), ".3f") or "n/a"
         return f"{Training(record).tok_per_sec:,.0f} tok/sec, val loss {loss}"
 
-    def tables(self, measured: Measurement, rows: list) -> list[Table]:
+    def tables(self, rows: Rows) -> list[Table]:
         """Returns what a report shows of a plan that was measured."""
         return [full_table(rows)]
 
-    def notes(self, measured: Measurement, rows: list) -> list[str]:
+    def notes(self, rows: Rows) -> list[str]:
         """Returns the paragraphs below its tables."""
-        return full_notes(measured, rows)
+        return full_notes(rows)
 
-    def excerpts(self, measured: Measurement, rows: list) -> dict[str, list[Table]]:
+    def excerpts(self, rows: Rows) -> dict[str, list[Table]]:
         """Returns the tables that a marker `<!-- NAME: ... -->` in a page asks for, by NAME."""
-        return {picture_name(self.name, measured.kind): self.tables(measured, rows)}
+        return {picture_name(self.name, rows.measured.kind): self.tables(rows)}
 
-    def picture(self, measured: Measurement, rows: list):
+    def picture(self, rows: Rows):
         """Returns a matplotlib figure of a plan that was measured; None: it has no picture."""
 
 

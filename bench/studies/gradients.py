@@ -1,13 +1,16 @@
 """Are the gradients of every script right, compiled, and with dropout?"""
 
+from argparse import ArgumentParser
 from pathlib import Path
 
 from bench.analysis.gradients import Verdict, verdict_of
-from bench.analysis.rows import Row
+from bench.analysis.rows import Row, Rows
 from bench.catalogue import Run, variants_of
-from bench.common import BUILD, ROOT
+from bench.common import BUILD, ROOT, option_value
+from bench.measure.journal import Measurement
 from bench.measure.plan import Plan, Setup
-from bench.studies import Study
+from bench.measure.records import Record
+from bench.studies import Plans, Study
 from gpt_speed.common import UserError
 from gpt_speed.tables import Column, Table
 from patches import stack
@@ -36,12 +39,12 @@ class Gradients(Study):
         "OMP_NUM_THREADS": "1",  # in so small a model threads would wait for each other
     }
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--names", metavar="A,B", help="which scripts: 00, 01, 02 or variants (default: all)"
         )
 
-    def plans(self, setup):
+    def plans(self, setup: Setup) -> Plans:
         if setup.args.max_tokens and not setup.in_report:
             raise UserError("--max-tokens: a check of gradients has two steps", 2)
         runs = scripts_to_check(setup)
@@ -51,7 +54,7 @@ class Gradients(Study):
             runs = [run for run in runs if is_in_report(run, setup.machine["gpus"])]
         yield Plan(runs, full_length=True, cold_rounds=0)
 
-    def driver(self, setup, run):
+    def driver(self, setup: Setup, run: Run) -> list:
         words: list = [DRIVER]
         reference = reference_of(setup, run)
         if reference:
@@ -60,17 +63,17 @@ class Gradients(Study):
             words.append("--no-dropout")
         return words
 
-    def imports(self, run):
+    def imports(self, run: Run) -> list[Path]:
         return [NUMERIC]
 
-    def summary(self, record, plan):
+    def summary(self, record: Record, plan: Plan) -> str:
         return verdict_of(record).text
 
-    def has_failed(self, measured):
+    def has_failed(self, measured: Measurement) -> bool:
         records = [result.record for result in measured.results if result.record]
         return super().has_failed(measured) or any(verdict_of(record).wrong for record in records)
 
-    def tables(self, measured, rows):
+    def tables(self, rows: Rows) -> list[Table]:
         shown = [row for row in rows if row.record or row.error]
         cells = VerdictCells({row.run.name: verdict_of(row.record) for row in shown if row.record})
         columns = [
@@ -81,8 +84,8 @@ class Gradients(Study):
         ]
         return [Table(columns, shown)]
 
-    def notes(self, measured, rows):
-        machine, notes = measured.machine, []
+    def notes(self, rows: Rows) -> list[str]:
+        machine, notes = rows.measured.machine, []
         left = [row.label for row in rows if not (row.record or row.error)]
         if left:
             notes.append(f"Not checked yet: {', '.join(left)}.")
@@ -161,7 +164,13 @@ def in_float32(run: Run) -> Run:
 
 
 def has_own_type(run: Run) -> bool:
-    return str(run.script).startswith(OWN_TYPE)
+    return header_of(run).get("Group") == OWN_TYPE
+
+
+def header_of(run: Run) -> dict[str, str]:
+    """Returns the fields of a variant's header; none of another script."""
+    headers = {patch.name: patch.fields for patch in stack.load_variants()}
+    return headers.get(str(run.script), {})
 
 
 def chosen(names: str, runs: list[Run]) -> list[Run]:
@@ -180,20 +189,19 @@ def is_in_report(run: Run, gpus: int) -> bool:
     """Returns whether a report checks it: on a CPU 01 alone, since others take minutes each."""
     if run.script == "01":
         return True
-    return gpus > 0 and str(run.script).startswith(IN_REPORT)
+    return gpus > 0 and header_of(run).get("Group") in IN_REPORT
 
 
 def unchecked(run: Run, gradients: str) -> str | None:
     """Returns why gradients of a variant can't be checked, by its header, "Unchecked: all, REASON":
     "all" of them, or those with "dropout". Returns None where they can."""
-    headers = {patch.name: patch.fields.get("Unchecked", "") for patch in stack.load_variants()}
-    which, _, reason = headers.get(str(run.script), "").partition(", ")
+    which, _, reason = header_of(run).get("Unchecked", "").partition(", ")
     return f"not checkable, {reason}" if which == gradients else None
 
 
 def unchecked_dropout(run: Run) -> str | None:
     """Returns why its gradients with dropout can't be checked; None where they can."""
-    if has_own_type(run) or "bfloat16" in run.options:
+    if has_own_type(run) or option_value("--dtype", run.options) == "bfloat16":
         return "not checkable, because the loss is rounded more than it changes"
     return unchecked(run, "dropout")
 

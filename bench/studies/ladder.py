@@ -1,13 +1,15 @@
 """One technique more at a time."""
 
-from bench.analysis.rows import Row, printed
+from argparse import ArgumentParser
+
+from bench.analysis.rows import Row, Rows, printed
 from bench.analysis.totals import last_with_total
 from bench.catalogue import chained
-from bench.measure.plan import EVERY_ROUND, Plan
+from bench.measure.plan import EVERY_ROUND, Plan, Setup
 from bench.report import waterfall
 from bench.report.pictures import place_of
-from bench.report.tables import bold, credited, factor_text, spread
-from bench.studies import Study, add_techniques
+from bench.report.tables import bold, credited_technique, factor_text, spread
+from bench.studies import Plans, Study, add_techniques
 from gpt_speed.tables import Column, Table, fmt, num_col
 
 
@@ -20,10 +22,10 @@ class Ladder(Study):
     position = 40
     rounds = {"cuda": 4, "cpu": 6}  # a CPU is noisier
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         add_techniques(parser)
 
-    def plans(self, setup):
+    def plans(self, setup: Setup) -> Plans:
         gpus = setup.machine["gpus"]
         runs = setup.scripts.ladder(gpus)
         if gpus < 2:
@@ -31,10 +33,10 @@ class Ladder(Study):
         runs = setup.scripts.select(setup.args.techniques, runs)
         yield Plan(chained(runs), seed_noise=1, cold_rounds=EVERY_ROUND, **self.length(setup))
 
-    def excerpts(self, measured, rows):
+    def excerpts(self, rows: Rows) -> dict[str, list[Table]]:
         columns = [
             Column("#", lambda row: str(row.run.number)),
-            Column("technique", lambda row: credited(row, row.technique), True),
+            Column("technique", credited_technique, True),
             Column("tok/sec (range)", speed_with_range),
             Column("× before", factor_text),
             num_col("A100", "published_factor", ".2f"),
@@ -45,7 +47,7 @@ class Ladder(Study):
         ]
         return {"ladder": [Table(columns, printed(rows))]}
 
-    def picture(self, measured, rows):
+    def picture(self, rows: Rows):
         """Returns None without a baseline. The title claims nothing that isn't significant, and no
         speedup where the last script may be slower than the first."""
         last = last_with_total(rows)
@@ -58,7 +60,7 @@ class Ladder(Study):
             first = rows[0].run.number
             if first:
                 finding += f" than after technique {first}"
-        return waterfall.machine_picture(f"{finding}: {place_of(measured)}", rows)
+        return waterfall.machine_picture(f"{finding}: {place_of(rows.measured)}", rows)
 
 
 def speed_with_range(row: Row) -> str:

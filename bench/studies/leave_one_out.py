@@ -1,8 +1,10 @@
 """01 without one technique at a time: what each is still worth next to all the others."""
 
+from argparse import ArgumentParser
+
 from bench.catalogue import Recipe, Run
 from bench.measure.plan import EVERY_ROUND, Plan, Setup
-from bench.studies import Study, add_techniques
+from bench.studies import Plans, Study, add_techniques
 from patches import stack
 
 
@@ -14,10 +16,10 @@ class LeaveOneOut(Study):
     title = "01 without one technique at a time"
     position = 60
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         add_techniques(parser)
 
-    def plans(self, setup):
+    def plans(self, setup: Setup) -> Plans:
         base = setup.scripts.stage("01").replace(published=None)
         chosen = setup.scripts.select(setup.args.techniques, setup.scripts.ladder()[:-1])
         runs = [without(setup, base, run) for run in chosen if run.number]  # 00 has no technique

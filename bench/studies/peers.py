@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench import processes
 from bench.analysis.limit import limit_of
-from bench.analysis.rows import Row, peak_at, rows_of
+from bench.analysis.rows import Row, Rows, peak_at
 from bench.catalogue import Run, lacking
 from bench.common import ROOT, has_option, relative, sha256
 from bench.measure.journal import Measurement
@@ -112,7 +112,7 @@ class Peers(Study):
         while trying:
             runs = largest_runs(programs, largest | trying, setup)
             measured = yield replace(plan_of(runs, setup), rounds=1)
-            rows = dict(zip((program.name for program in programs), rows_of(measured), strict=True))
+            rows = dict(zip((program.name for program in programs), Rows(measured), strict=True))
             fitting = {name: batch for name, batch in trying.items() if rows[name].speeds}
             largest = largest | fitting
             trying = {
@@ -144,23 +144,22 @@ class Peers(Study):
             for result in measured.results
         )
 
-    def tables(self, measured, rows):
+    def tables(self, rows):
         return [Table(columns_over(reference_of([row.run for row in rows])), rows)]
 
-    def notes(self, measured, rows):
+    def notes(self, rows):
         how = f"{speedups_over(rows)} {MEANS}"
         if any(row.speedup().is_wide for row in rows):
             how += f" {WIDE_LEGEND}"
         limits = [limit_note(row) for row in rows if row.run.stage == "01" and limit_of(row)]
-        return [machine_note(measured, rows), how, *limits, DIFFERENCES, *provenance_notes(rows)]
+        return [machine_note(rows), how, *limits, DIFFERENCES, *provenance_notes(rows)]
 
-    def picture(self, measured, rows):
+    def picture(self, rows):
+        title = f"{self.title}\n{place_of(rows.measured)}"
         rows = [row for row in rows if row.speeds]
         if not any(row.reference for row in rows):
             return None
-        figure, [(_, speed, memory)] = rows_of_panels(
-            [f"{self.title}\n{place_of(measured)}"], [1.2 + 0.36 * len(rows)], [3, 2]
-        )
+        figure, [(_, speed, memory)] = rows_of_panels([title], [1.2 + 0.36 * len(rows)], [3, 2])
         draw_bars(
             speed,
             [

@@ -8,10 +8,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from bench.analysis.rows import Rows
 from bench.common import write_whole
-from bench.measure.plan import Plan
+from bench.measure.plan import Plan, Setup
 from bench.measure.records import Record, read_record
-from bench.studies import Study
+from bench.studies import Plans, Study
 from gpt_speed.common import UserError
 from gpt_speed.tables import Column, Table, num_col, text_col
 
@@ -128,7 +129,7 @@ class Profile(Study):
     tokens = None
     environment = {"TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE": "1"}  # a CPU's fused loops, by name
 
-    def plans(self, setup):
+    def plans(self, setup: Setup) -> Plans:
         if setup.args.max_tokens and not setup.in_report:
             raise UserError(f"--max-tokens: a profile has {STEPS} steps", 2)
         run = setup.scripts.stage("01").replace(
@@ -140,7 +141,7 @@ class Profile(Study):
         )
         yield Plan([run], full_length=True)
 
-    def collect(self, setup, folder):
+    def collect(self, setup: Setup, folder: Path) -> None:
         """Writes the profile and the trace. Raises ValueError where the run left none."""
         averages = next(folder.glob("*.averages.json"), None)
         if not averages:
@@ -151,25 +152,24 @@ class Profile(Study):
         write_whole(setup.results / TRACE, record.with_suffix(".trace.json").read_bytes())
         write_whole(setup.results / PROFILE, json.dumps(asdict(profile), indent=1))
 
-    def tables(self, measured, rows):
+    def tables(self, rows: Rows) -> list[Table]:
         """Returns the seconds of each kind of operation, and of the longest operations."""
         if rows[0].error:
             return []
-        if not (measured.folder / PROFILE).exists():  # as where a journal alone was copied
+        if not (rows.measured.folder / PROFILE).exists():  # as where a journal alone was copied
             return []
-        profile = read_profile(measured.folder)
+        profile = read_profile(rows.measured.folder)
         return [kinds_table(profile), operations_table(profile)]
 
-    def notes(self, measured, rows):
+    def notes(self, rows: Rows) -> list[str]:
         if rows[0].error:
             return [rows[0].error]
-        if not (measured.folder / PROFILE).exists():
+        if not (rows.measured.folder / PROFILE).exists():
             return [f"{PROFILE} isn't there: run `python measure.py profile`."]
         return []
 
 
 def kinds_table(profile: StepProfile) -> Table:
-    """Returns how long a step spends on each kind of operation."""
     idle = "no kernel ran" if profile.gpu else "none of PyTorch's operations ran"
     kinds = [KindTime(kind, time) for kind, time in profile.by_kind().items() if time]
     caption = (
@@ -177,21 +177,20 @@ def kinds_table(profile: StepProfile) -> Table:
         f" recording (which takes time itself). Idle: {idle}. The trace, for"
         f" ui.perfetto.dev: `{TRACE}`."
     )
-    return Table([text_col("kind", "kind"), *time_columns(profile)], kinds, caption)
+    return Table([text_col("kind", "kind"), *step_columns(profile)], kinds, caption)
 
 
 def operations_table(profile: StepProfile) -> Table:
-    """Returns the operations that take longest."""
     columns = [
         text_col("kernel" if profile.gpu else "operation", "short_name"),
         text_col("kind", "kind"),
         num_col("calls per step", "calls", "g"),
-        *time_columns(profile),
+        *step_columns(profile),
     ]
     return Table(columns, profile.operations[:TOP])
 
 
-def time_columns(profile: StepProfile) -> list[Column]:
+def step_columns(profile: StepProfile) -> list[Column]:
     """Returns the columns of the seconds of a table's lines."""
 
     def milliseconds(line: Operation | KindTime) -> str:

@@ -1,12 +1,14 @@
 """Weak scaling: 02 with as many processes as asked, each with the same batch."""
 
-from bench.analysis.rows import Row, ratio
+from argparse import ArgumentParser
+
+from bench.analysis.rows import Row, Rows, ratio
 from bench.catalogue import Run, published
 from bench.common import Machine
-from bench.measure.plan import Plan
+from bench.measure.plan import Plan, Setup
 from bench.report.notes import machine_note
 from bench.report.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, spread
-from bench.studies import Study
+from bench.studies import Plans, Study
 from bench.subcommands import positive
 from gpt_speed.common import counted
 from gpt_speed.tables import Column, Table, fmt
@@ -74,7 +76,7 @@ class Scaling(Study):
     position = 100
     report_options = ("1,2,4,8",)
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "sizes",
             nargs="?",
@@ -84,7 +86,7 @@ class Scaling(Study):
             help="how many processes (default: %(default)s)",
         )
 
-    def plans(self, setup):
+    def plans(self, setup: Setup) -> Plans:
         """Yields 01, and 02 with each number of processes. On a CPU each process has as many cores
         at every size."""
         base = setup.scripts.stage("01").replace(published=None)
@@ -94,10 +96,10 @@ class Scaling(Study):
         runs = [with_cores(run, cores_of_each(sizes, machine)) for run in runs]
         yield Plan(runs, **self.length(setup))
 
-    def cores(self, run):
+    def cores(self, run: Run) -> int | None:
         return run.facts["cores"]
 
-    def tables(self, measured, rows):
+    def tables(self, rows: Rows) -> list[Table]:
         columns = [
             RUN,
             SPEED_OR_ERROR,
@@ -110,11 +112,11 @@ class Scaling(Study):
         ]
         return [Table(columns, rows)]
 
-    def notes(self, measured, rows):
+    def notes(self, rows: Rows) -> list[str]:
         one, many = (published()[stage] for stage in ("01", "02"))
         theirs = many.tok_per_sec / many.gpus / one.tok_per_sec
         return [
-            machine_note(measured, rows),
+            machine_note(rows),
             "Weak scaling: each process has the same batch, and on a CPU as many cores at every"
             " size. Efficiency is the speed of each process over that of 01: the mean of the"
             f" rounds' ratios, with its 95% interval; published for {many.gpus} A100s:"

@@ -1,15 +1,16 @@
 """What fits, and how fast: speed and memory over batch sizes and context lengths."""
 
+from argparse import ArgumentParser
 from itertools import chain, pairwise
 
-from bench.analysis.rows import Row
+from bench.analysis.rows import Row, Rows
 from bench.catalogue import Run
 from bench.common import Machine, has_option
-from bench.measure.plan import TOKENS, Growth, Plan
+from bench.measure.plan import TOKENS, Growth, Plan, Setup
 from bench.measure.records import Status
 from bench.report.notes import machine_note, peak_note
 from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR
-from bench.studies import Study
+from bench.studies import Plans, Study
 from gpt_speed.common import UserError
 from gpt_speed.tables import Table, num_col
 
@@ -32,22 +33,22 @@ class Sweep(Study):
     rounds = {"cuda": 3, "cpu": 3}
     tokens = TOKENS | {"cpu": 1}
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         parser.add_argument("what", choices=list(OPTION), metavar="KIND", help=" or ".join(OPTION))
 
-    def plans(self, setup):
+    def plans(self, setup: Setup) -> Plans:
         what, device = setup.args.what, setup.device
         sizes = batch_sizes() if what == "batch" else context_sizes(device)
         for name in sizes[0]:
             if has_option(OPTION[name], setup.options):
                 raise UserError(f"{OPTION[name]} is set by the sweep itself", 2)
         script = setup.scripts.stage("01").replace(published=None)
-        runs = [run_of(script, size) for size in sizes]
-        growth = Growth(GROWTH[what], limit_of(setup.machine))
+        runs = [run_at(script, size) for size in sizes]
+        growth = Growth(GROWTH[what], memory_limit(setup.machine))
         length = self.length(setup) | dict(min_steps=MIN_STEPS[device])
         yield Plan(runs, what, cold_rounds=0, growth=growth, **length)
 
-    def tables(self, measured, rows):
+    def tables(self, rows: Rows) -> list[Table]:
         """Returns speed and memory of each size. Of those that aren't tried only the first is
         shown, unless the size before it says why."""
         shown = rows[:1]
@@ -68,14 +69,14 @@ class Sweep(Study):
             )
         ]
 
-    def notes(self, measured, rows):
+    def notes(self, rows: Rows) -> list[str]:
         return [
-            f"{machine_note(measured, rows)} {peak_note(measured.peak)}",
+            f"{machine_note(rows)} {peak_note(rows.measured.peak)}",
             "tok/sec is the median over the rounds of each run's median step.",
         ]
 
 
-def limit_of(machine: Machine) -> float | None:
+def memory_limit(machine: Machine) -> float | None:
     """Returns the GB that a run may take by estimate: half of a CPU's RAM; None where that isn't
     known, and on a GPU, which says itself what doesn't fit."""
     if machine["device"] != "cpu" or not machine["ram_gb"]:
@@ -94,7 +95,7 @@ def context_sizes(device: str) -> list[dict[str, int]]:
     ]
 
 
-def run_of(script: Run, size: dict[str, int]) -> Run:
+def run_at(script: Run, size: dict[str, int]) -> Run:
     """Returns a script at a size, such as dict(context=256, batch=8)."""
     options = [(OPTION[name], str(value)) for name, value in size.items()]
     return script.replace(

@@ -1,27 +1,36 @@
 """Seconds of training until the validation loss has fallen to a target."""
 
 import math
-from collections.abc import Generator
-from dataclasses import dataclass
+from argparse import ArgumentParser
+from collections.abc import Generator, Sequence
 from textwrap import fill
 
-from bench.analysis.rows import Row, rows_of, subtract
+from bench.analysis.rows import Row, Rows
+from bench.analysis.tuning import DEFAULT_LOSS
 from bench.catalogue import EPOCHS, Run
 from bench.measure.journal import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.measure.sizing import DEMO_TOKENS, tokens_per_epoch
 from bench.report.notes import machine_note
-from bench.report.pictures import COLOURS, Bar, add_legend, draw_bars, key, place_of, rows_of_panels
-from bench.report.tables import RUN, SPEED, bold, spread
-from bench.studies import Study, search
+from bench.report.pictures import (
+    COLOURS,
+    OTHER,
+    Bar,
+    add_legend,
+    draw_bars,
+    key,
+    place_of,
+    rows_of_panels,
+)
+from bench.report.tables import RUN, SPEED
+from bench.report.to_loss import LOWEST_LOSS, speedup_to_loss, time_columns
+from bench.studies import Plans, Study, search
 from gpt_speed.common import UserError
-from gpt_speed.tables import Column, Table, fmt, num_col, text_col
+from gpt_speed.tables import Table, fmt
 
-TARGET = "the lowest validation loss of 00 in its default run"
 LIMIT = 3  # a run of so many times the tokens of 00's default run hasn't reached the target
 LOG_TOKENS = {"cuda": 40_960, "cpu": 4_096}  # from one log line to the next, of such runs
 COLD_ROUNDS = 2  # later ones tell how long a second start takes
-SCRIPTS = {"00": "00, baseline", "01": "01, optimized", "02": "01 with variants"}
 
 
 class TimeToLoss(Study):
@@ -37,7 +46,7 @@ class TimeToLoss(Study):
     rounds = {"cuda": 3, "cpu": 3}
     tokens = None
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--names",
             metavar="A,B+C",
@@ -57,7 +66,7 @@ class TimeToLoss(Study):
             return [first, last]
         return [first, last, *scripts.variants(last, setup.machine, names=names)]
 
-    def plans(self, setup):
+    def plans(self, setup: Setup) -> Plans:
         if setup.args.epoch:
             yield plan_after_search(setup)
             return
@@ -70,29 +79,31 @@ class TimeToLoss(Study):
         """Yields the plan of 00's default run. Returns the loss that it comes to as the target, and
         the length of runs to it, as fields of Plan. Raises UserError where it failed."""
         log_tokens, tokens = LOG_TOKENS[setup.device], setup.args.max_tokens
-        plan = search.plan_of(
+        plan = search.whole_runs(
             [base], "target", tokens=tokens, log_tokens=log_tokens, rounds=2, **search.TUNING
         )
         measured = yield plan
-        (row,) = rows_of(measured)
+        (row,) = Rows(measured)
         if not row.record or row.lowest_val_loss is None:
             raise UserError(f"there is no target, since 00's default run failed: {row.error}")
         return dict(
-            targets={TARGET: row.lowest_val_loss},
+            targets={DEFAULT_LOSS: row.lowest_val_loss},
             tokens=LIMIT * row.record.logs[-1]["tokens"],
         )
 
-    def later(self, setup, plan):
+    def later(self, setup: Setup, plan: Plan) -> list[Plan]:
         if plan.kind != "target":
             return []
         tokens = setup.args.max_tokens or tokens_of_default_run(setup)
         log_tokens = LOG_TOKENS[setup.device]
-        return [search.plan_of(self.runs(setup), "", log_tokens=log_tokens, tokens=LIMIT * tokens)]
+        return [
+            search.whole_runs(self.runs(setup), "", log_tokens=log_tokens, tokens=LIMIT * tokens)
+        ]
 
-    def tables(self, measured, rows):
+    def tables(self, rows: Rows) -> list[Table]:
         """Returns how long each run took to each target; without, the losses that set one."""
-        if not measured.plan.targets:
-            return [Table([RUN, search.LOWEST_LOSS, SPEED], rows)]
+        if not rows.measured.plan.targets:
+            return [Table([RUN, LOWEST_LOSS, SPEED], rows)]
         return [
             Table(
                 time_columns(target, rows),
@@ -100,38 +111,41 @@ class TimeToLoss(Study):
                 f"Target {target:.4f}, {what}:",
                 every_column=True,
             )
-            for what, target in measured.plan.targets.items()
+            for what, target in rows.measured.plan.targets.items()
         ]
 
-    def notes(self, measured, rows):
+    def notes(self, rows: Rows) -> list[str]:
         how = "Medians over the seeds."
-        if measured.plan.targets:
+        if rows.measured.plan.targets:
             how += (
                 " Seconds of training, and of compilation with an empty cache, to the target."
                 " Speedups are the means of the seeds' ratios, with their 95% intervals; bold:"
                 " significant over the whole table. A run that hasn't reached the target after"
-                f" {measured.plan.tokens:,} tokens ends; its speedup is a bound, and not"
+                f" {rows.measured.plan.tokens:,} tokens ends; its speedup is a bound, and not"
                 " tested."
             )
             if any(row.warm_excess is not None for row in rows):
                 how += " *Again*: a second start, which finds the compiler's cache."
-        return [machine_note(measured, rows), how]
+        return [machine_note(rows), how]
 
-    def picture(self, measured, rows):
+    def picture(self, rows: Rows):
         """Draws the speed, and the seconds to the last target, the one that settings were
         tuned for, compilation hatched: 00 on top, then the slowest first."""
-        if not measured.plan.targets:
+        if not rows.measured.plan.targets:
             return None
-        target = list(measured.plan.targets.values())[-1]
-        rows = in_order(rows, target)
-        figure, [(subfigure, speed, time)] = rows_of_panels(
-            [title_of(rows, target) + place_of(measured)], [2 + 0.5 * len(rows)], [2, 3]
-        )
-        draw_speeds(speed, rows)
-        draw_times(time, rows, target)
+        target = list(rows.measured.plan.targets.values())[-1]
+        ordered = in_order(rows, target)
+        title = title_of(ordered, target) + place_of(rows.measured)
+        figure, [(subfigure, speed, time)] = rows_of_panels([title], [2 + 0.5 * len(rows)], [2, 3])
+        draw_speeds(speed, ordered)
+        draw_times(time, ordered, target)
         add_legend(
             subfigure,
-            {label: COLOURS[name] for name, label in SCRIPTS.items()},
+            {
+                "00, baseline": COLOURS["00"],
+                "01, optimized": COLOURS["01"],
+                "01 with variants": OTHER,
+            },
             key("compilation, warm-up", facecolor="white", edgecolor="0.6", hatch="///"),
         )
         return figure
@@ -142,8 +156,8 @@ def plan_after_search(setup: Setup) -> Plan:
     UserError, OSError as search.read_search."""
     if setup.args.names:
         raise UserError("--epoch measures what a search found: leave --names out", 2)
-    points, length = search.read_search(setup)
-    first, *others = [point.run(setup) for point in points]
+    settings, length = search.read_search(setup)
+    first, *others = [search.run_at(setting, setup) for setting in settings]
     runs = [first, *(run.replace(compared_to=first.name) for run in others)]
     return plan_to_target(runs, "epoch", search.LOG_TOKENS[setup.device], length)
 
@@ -151,7 +165,7 @@ def plan_after_search(setup: Setup) -> Plan:
 def plan_to_target(runs: list[Run], kind: str, log_tokens: int, length: dict) -> Plan:
     """Returns the plan of runs to a target; `length` has that, and when they end without it, as
     fields of Plan."""
-    return search.plan_of(runs, kind, log_tokens=log_tokens, cold_rounds=COLD_ROUNDS, **length)
+    return search.whole_runs(runs, kind, log_tokens=log_tokens, cold_rounds=COLD_ROUNDS, **length)
 
 
 def tokens_of_default_run(setup: Setup) -> int:
@@ -161,7 +175,7 @@ def tokens_of_default_run(setup: Setup) -> int:
     return DEMO_TOKENS
 
 
-def in_order(rows: list[Row], target: float) -> list[Row]:
+def in_order(rows: Sequence[Row], target: float) -> list[Row]:
     """Returns 00 first, then the slowest to the target before the faster ones."""
     baseline = [row for row in rows if row.run.stage == "00"]
     others = [row for row in rows if row.run.stage != "00"]
@@ -174,11 +188,8 @@ def seconds_or_never(row: Row, target: float) -> float:
     return row.seconds_to(target, with_first_step=True) or math.inf
 
 
-def colour_key(row: Row) -> str:
-    """Returns one of SCRIPTS."""
-    if row.run.stage in ("00", "01"):
-        return row.run.stage
-    return "02"
+def bar_colour(row: Row) -> str:
+    return {"00": COLOURS["00"], "01": COLOURS["01"]}.get(row.run.stage or "", OTHER)
 
 
 def draw_speeds(axes, rows: list[Row]) -> None:
@@ -187,7 +198,7 @@ def draw_speeds(axes, rows: list[Row]) -> None:
             fill(row.label.replace("+", " + "), 36, break_on_hyphens=False),
             row.tok_per_sec,
             fmt(row.tok_per_sec, ",.0f"),
-            COLOURS[colour_key(row)],
+            bar_colour(row),
             whisker=row.speeds,
         )
         for row in rows
@@ -204,8 +215,8 @@ def draw_times(axes, rows: list[Row], target: float) -> None:
             "",
             row.seconds_to(target),
             time_text(row, target),
-            COLOURS[colour_key(row)],
-            whisker=reached_times(row, target),
+            bar_colour(row),
+            whisker=[arrival.training for arrival in row.arrivals(target) if not arrival.missed],
             behind=row.seconds_to(target, with_first_step=True) or 0,
         )
         for row in rows
@@ -214,23 +225,19 @@ def draw_times(axes, rows: list[Row], target: float) -> None:
     axes.set_xlabel("seconds of training and compilation\n×: the speedup in the table")
 
 
-def reached_times(row: Row, target: float) -> list[float]:
-    """Returns the seconds of the runs that reached the target."""
-    return [arrival.training for arrival in row.arrivals(target) if not arrival.missed]
-
-
 def title_of(rows: list[Row], target: float) -> str:
     """Returns what a picture shows, and before it the finding: how much faster the best script is
     than 00, or else 01, where that is significant."""
     title = f"Speed, and seconds to a validation loss of {target:.2f}: "
     best = min(rows, key=lambda row: seconds_or_never(row, target))
-    for row in (best, *(row for row in rows if row.run.stage == "01")):
-        speedup = row.speedup(target, with_first_step=True)
-        if speedup.significance in ("faster", "slower"):
-            times = f"{speedup.factor:.1f}" if speedup.factor > 1 else f"{speedup.factor:.2f}"
-            one, other = script_of(row), script_of(row.reference)
-            return f"{one}: {times} times as fast as {other}\n{title}"
-    return title
+    optimized = [row for row in rows if row.run.stage == "01"]
+    speedups = [row.speedup(target, with_first_step=True) for row in (best, *optimized)]
+    speedup = next((speedup for speedup in speedups if speedup.is_significant), None)
+    if not speedup or not speedup.factor or not speedup.over:
+        return title
+    times = f"{speedup.factor:.1f}" if speedup.factor > 1 else f"{speedup.factor:.2f}"
+    one, other = script_of(speedup.row), script_of(speedup.over)
+    return f"{one}: {times} times as fast as {other}\n{title}"
 
 
 def script_of(row: Row) -> str:
@@ -243,88 +250,7 @@ def time_text(row: Row, target: float) -> str:
     seconds = row.seconds_to(target, with_first_step=True)
     if not seconds:
         return row.error or "not reached"
-    factor = speedup_of(row, target, with_first_step=True)
+    factor = speedup_to_loss(row, target, with_first_step=True)
     if factor:
         return f"{seconds:,.1f} s, {factor}×"
     return f"{seconds:,.1f} s"
-
-
-@dataclass(frozen=True)
-class TimeCells:
-    """The text of a row's cells in the table of one target."""
-
-    target: float
-
-    def seconds(self, row: Row) -> str:
-        seconds = row.seconds_to(self.target, with_first_step=True)
-        return row.error or fmt(seconds, ",.1f") or "not reached"
-
-    def range(self, row: Row) -> str:
-        """Returns the range of the seconds, up to "not reached" where a run missed the target."""
-        arrivals = row.arrivals(self.target)
-        if all(arrival.missed for arrival in arrivals):
-            return ""
-        times = [arrival.after(with_first_step=True) for arrival in arrivals]
-        return spread(times, ",.1f").replace("inf", "not reached")
-
-    def first_step(self, row: Row) -> str:
-        """Returns the seconds that the first step takes beyond a median one."""
-        with_first = row.seconds_to(self.target, with_first_step=True)
-        extra = subtract(with_first, row.seconds_to(self.target))
-        if extra is None:
-            return ""
-        return f"{max(0.0, extra):.1f}"  # it may be shorter than a median step
-
-    def again(self, row: Row) -> str:
-        """Returns the seconds of a second start, which finds the compiler's cache."""
-        seconds = row.seconds_to(self.target)
-        if seconds is None or row.warm_excess is None:
-            return ""
-        return f"{seconds + max(0.0, row.warm_excess):,.1f}"
-
-    def factor(self, row: Row) -> str:
-        """Returns the speedup with compilation, as who waits for it counts."""
-        return self.tested_speedup(row, with_first_step=True)
-
-    def factor_without_compiling(self, row: Row) -> str:
-        return self.tested_speedup(row, with_first_step=False)
-
-    def tested_speedup(self, row: Row, with_first_step: bool) -> str:
-        """Returns a speedup, bold where it is significant."""
-        text = speedup_of(row, self.target, with_first_step)
-        return bold(text, row.speedup(self.target, with_first_step).significance)
-
-    def interval(self, row: Row) -> str:
-        return spread(row.speedup(self.target, with_first_step=True).interval, ".2f")
-
-    def tokens(self, row: Row) -> str:
-        return fmt(row.tokens_to(self.target), ",.0f")
-
-
-def time_columns(target: float, rows: list[Row]) -> list[Column]:
-    """Returns the columns of one target's table. *again* is only there after warm rounds."""
-    cells = TimeCells(target)
-    columns = [
-        RUN,
-        SPEED,
-        num_col("× tok/sec", "factor", ".2f"),
-        Column("tokens", cells.tokens),
-        Column("seconds", cells.seconds),
-        Column("range", cells.range),
-        Column("× to the loss", cells.factor),
-        Column("95%", cells.interval),
-        Column("first step, extra s", cells.first_step),
-    ]
-    if any(row.warm_excess is not None for row in rows):
-        columns.append(Column("again, s", cells.again))
-    return [
-        *columns,
-        Column("× not counting compiling", cells.factor_without_compiling),
-        text_col("compared to", "reference.label"),
-    ]
-
-
-def speedup_of(row: Row, target: float, with_first_step: bool) -> str:
-    """Returns "1.23", or a bound such as "> 1.23"; "" where it isn't known."""
-    speedup = row.speedup(target, with_first_step)
-    return f"{speedup.sign}{speedup.factor:.2f}" if speedup.factor else ""

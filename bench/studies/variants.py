@@ -1,14 +1,18 @@
 """01 and its alternatives, one at a time: by default those of 01, or those of one group."""
 
 import re
+from argparse import ArgumentParser
+from pathlib import Path
 
+from bench.analysis.rows import Rows
 from bench.catalogue import STAGES, Run, lacking
 from bench.common import ROOT, Machine, trained_in
 from bench.measure.plan import EVERY_ROUND, Plan, Setup
 from bench.report.pictures import draw_alternatives
 from bench.report.tables import picture_name, short_table
-from bench.studies import Study
+from bench.studies import Plans, Study
 from gpt_speed.common import UserError
+from gpt_speed.tables import Table
 
 TRAINER = "trainer"  # the group of other people's program
 OF_02 = ("ddp", "parallel")  # groups of 02's variants
@@ -26,7 +30,7 @@ class Variants(Study):
     position = 70
     report_options = "", *GROUPS
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "group",
             nargs="?",
@@ -41,7 +45,7 @@ class Variants(Study):
             " checkpoints); + joins several into one script",
         )
 
-    def plans(self, setup):
+    def plans(self, setup: Setup) -> Plans:
         group, names = setup.args.group, setup.args.names
         if group and names:
             raise UserError("--names and a group choose different variants: give one of them", 2)
@@ -52,18 +56,18 @@ class Variants(Study):
             runs = setup.scripts.with_variants(base, setup.machine, group, names)
         yield Plan(runs, group or "", seed_noise=2, cold_rounds=EVERY_ROUND, **self.length(setup))
 
-    def imports(self, run):
+    def imports(self, run: Run) -> list[Path]:
         """Returns 00 for Trainer's runs, which read tokens, evaluate and measure by it."""
         return [ROOT / STAGES["00"]] if run.script == PEER else []
 
-    def excerpts(self, measured, rows):
-        return {picture_name(self.name, measured.kind): [short_table(rows)]}
+    def excerpts(self, rows: Rows) -> dict[str, list[Table]]:
+        return {picture_name(self.name, rows.measured.kind): [short_table(rows)]}
 
-    def picture(self, measured, rows):
+    def picture(self, rows: Rows):
         """Draws variants of 01 and the sharded ones; of other groups the table is enough."""
-        if measured.kind and not measured.kind.startswith("parallel"):
+        if rows.measured.kind and not rows.measured.kind.startswith("parallel"):
             return None
-        return draw_alternatives(measured, rows[0], rows[1:])
+        return draw_alternatives(rows)
 
 
 def base_of(group: str | None, setup: Setup) -> Run:

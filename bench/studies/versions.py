@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from argparse import ArgumentParser
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
@@ -10,12 +11,13 @@ from pathlib import Path
 
 from bench import processes
 from bench.analysis.gradients import verdict_of
-from bench.analysis.rows import Row, rows_of
+from bench.analysis.rows import Row, Rows
 from bench.catalogue import Run
 from bench.measure.journal import Measurement
 from bench.measure.plan import Plan, Setup
+from bench.measure.records import Record
 from bench.report.notes import machine_note, speedup_note
-from bench.report.pictures import COLOURS, Bar, draw_bars, place_of, rows_of_panels
+from bench.report.pictures import COLOURS, OTHER, Bar, draw_bars, place_of, rows_of_panels
 from bench.report.tables import (
     GB,
     INTERVAL,
@@ -26,12 +28,13 @@ from bench.report.tables import (
     factor_text,
     speed_and_factor,
 )
-from bench.studies import Study
+from bench.studies import Plans, Study
 from bench.studies.gradients import Gradients, as_checked
 from gpt_speed.common import UserError
 from gpt_speed.tables import Column, Table, fmt, num_col, text_col
 
 CHECK = "gradients"  # the kind of the plan that comes before the one of the speeds
+CHECKS = Gradients()  # the study whose runs that plan has
 OLDEST_TORCH = 2, 5  # that has all of what the check of gradients needs
 
 
@@ -74,7 +77,7 @@ class Versions(Study):
     position = 150
     report_options = ()  # it needs environments, and is only shown
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--python",
             metavar="ENV",
@@ -83,35 +86,37 @@ class Versions(Study):
             help="an environment: its folder, or its Python; repeat it for each one",
         )
 
-    def plans(self, setup):
+    def plans(self, setup: Setup) -> Plans:
         environments = environments_of(setup.args.python, setup.device)
         measured = yield check_plan(setup, environments)
         yield training_plan(self, setup, environments, verdicts_of(measured))
 
-    def later(self, setup, plan):
+    def later(self, setup: Setup, plan: Plan) -> list[Plan]:
         environments = environments_of(setup.args.python, setup.device)
         return [training_plan(self, setup, environments, {})] if plan.kind == CHECK else []
 
-    def driver(self, setup, run):
-        return Gradients().driver(setup, run) if is_check(run) else []
+    def driver(self, setup: Setup, run: Run) -> list:
+        return CHECKS.driver(setup, run) if is_check(run) else []
 
-    def imports(self, run):
-        return Gradients().imports(run) if is_check(run) else []
+    def imports(self, run: Run) -> list[Path]:
+        return CHECKS.imports(run) if is_check(run) else []
 
-    def cores(self, run):
+    def cores(self, run: Run) -> int | None:
         return run.facts.get("cores")
 
-    def summary(self, record, plan):
-        kind = Gradients() if plan.kind == CHECK else super()
-        return kind.summary(record, plan)
+    def summary(self, record: Record, plan: Plan) -> str:
+        if plan.kind == CHECK:
+            return CHECKS.summary(record, plan)
+        return super().summary(record, plan)
 
-    def has_failed(self, measured):
-        kind = Gradients() if measured.kind == CHECK else super()
-        return kind.has_failed(measured)
-
-    def tables(self, measured, rows):
+    def has_failed(self, measured: Measurement) -> bool:
         if measured.kind == CHECK:
-            return Gradients().tables(measured, rows)
+            return CHECKS.has_failed(measured)
+        return super().has_failed(measured)
+
+    def tables(self, rows: Rows) -> list[Table]:
+        if rows.measured.kind == CHECK:
+            return CHECKS.tables(rows)
         columns = [
             RUN,
             text_col("type", "record.precision"),
@@ -127,22 +132,22 @@ class Versions(Study):
         ]
         return [Table(columns, rows)]
 
-    def notes(self, measured, rows):
-        if measured.kind == CHECK:
-            return [machine_note(measured, rows)]
+    def notes(self, rows: Rows) -> list[str]:
+        if rows.measured.kind == CHECK:
+            return [machine_note(rows)]
         speedups = speedup_note(rows, "over the same script in the first environment")
         return [
-            machine_note(measured, rows),
+            machine_note(rows),
             f"{speedups} *First step*: cold, with all to compile; *again*: the median of the rounds"
             " that found it compiled. *Gradients*: those of 01, by the check above.",
         ]
 
-    def picture(self, measured, rows):
+    def picture(self, rows: Rows):
         """Draws the speed, and the seconds of the first step: again, and cold behind it."""
-        if measured.kind == CHECK or not any(row.speeds for row in rows[1:]):
+        if rows.measured.kind == CHECK or not any(row.speeds for row in rows[1:]):
             return None
         figure, [(_, speed, first_step)] = rows_of_panels(
-            [f"Speed and first step by version of PyTorch: {place_of(measured)}"],
+            [f"Speed and first step by version of PyTorch: {place_of(rows.measured)}"],
             [1.6 + 0.5 * len(rows)],
             [3, 2],
         )
@@ -165,10 +170,11 @@ def check_plan(setup: Setup, environments: list[Environment]) -> Plan:
 
 def verdicts_of(checked: Measurement) -> dict[str, str]:
     """Returns what the gradients of each run came to, by the name that it has where it trains."""
-    return {
-        row.run.name.removeprefix(f"{CHECK}-"): row.error or verdict_of(row.record).text
-        for row in rows_of(checked)
-    }
+    verdicts = {}
+    for row in Rows(checked):
+        text = verdict_of(row.record).text if row.record else ""
+        verdicts[row.run.name.removeprefix(f"{CHECK}-")] = row.error or text
+    return verdicts
 
 
 def training_plan(
@@ -186,20 +192,21 @@ def training_plan(
 
 
 def is_check(run: Run) -> bool:
-    return run.name.startswith(CHECK)
+    """Returns whether a run checks gradients; one that trains knows what came of that."""
+    return "gradients" not in run.facts
 
 
 def speed_bar(row: Row) -> Bar:
     text = row.error or speed_and_factor(row.tok_per_sec, factor_text(row))
     label = row.label.replace(", ", "\n", 1)
-    return Bar(label, row.tok_per_sec, text, COLOURS[row.run.stage], row.speeds)
+    return Bar(label, row.tok_per_sec, text, COLOURS.get(row.run.stage or "", OTHER), row.speeds)
 
 
 def first_step_bar(row: Row) -> Bar:
     again = row.warm_first_step_seconds
     cold = row.record.first_step_seconds if row.record else None
     text = " / ".join(fmt(seconds, ".1f") for seconds in (again, cold) if seconds is not None)
-    return Bar("", again, text, COLOURS[row.run.stage], behind=cold)
+    return Bar("", again, text, COLOURS.get(row.run.stage or "", OTHER), behind=cold)
 
 
 def environments_of(names: list[str], device: str) -> list[Environment]:

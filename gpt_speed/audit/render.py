@@ -5,7 +5,10 @@ from pathlib import Path
 
 from gpt_speed.audit.checks import CANT_TELL, LACKS
 from gpt_speed.common import counted, listed, memory_text, script_name
+from gpt_speed.gains import technique_names
 from gpt_speed.tables import Column, Table, markdown, num_col, text_col
+
+COMPILE, LOSS = "08-torch-compile", "13-loss-in-graph"  # the techniques that compile
 
 BUSY = 0.3  # cores that others may use
 COMPUTING = 0.85  # share of the time for which the script needs a core
@@ -135,12 +138,19 @@ def lists_by_state(rows: list[dict]) -> list[str]:
 def with_one_compile_row(techniques: list[dict]) -> list[dict]:
     """Returns the techniques with one row for torch.compile and the compiled loss where nothing is
     compiled, since the loss alone would gain little."""
-    rows = {row["number"]: row for row in techniques}
-    model, loss = rows[8], rows[13]
-    if not model["state"] == loss["state"] == LACKS:
+    patches = ["", *technique_names()]  # by their numbers, which begin with 1
+    pair = [row for row in techniques if patches[row["number"]] in (COMPILE, LOSS)]
+    if [row["state"] for row in pair] != [LACKS, LACKS]:
         return techniques
-    both = model | dict(number="8, 13", technique=f"{model['technique']}, {loss['technique']}")
-    for name in "gain", "expected":
-        if model[name] and loss[name]:
-            both[name] = model[name] * loss[name]
+    model, loss = pair
+    both = joined(model, loss)
     return [both if row is model else row for row in techniques if row is not loss]
+
+
+def joined(one: dict, other: dict) -> dict:
+    """Returns one row for two techniques, which has the evidence of the first."""
+    names = {name: f"{one[name]}, {other[name]}" for name in ("number", "technique")}
+    gains = {
+        name: one[name] * other[name] for name in ("gain", "expected") if one[name] and other[name]
+    }
+    return one | names | gains
