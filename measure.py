@@ -36,9 +36,10 @@ def main() -> int:
         return getattr(error, "code", 1)
     except children.Interrupted as error:
         is_study = isinstance(args.subcommand, Study)
+        words = argv
         if is_study and error.can_resume and "--resume" not in argv:
-            argv.insert(1, "--resume")
-        print(f"interrupted; to go on: python measure.py {shlex.join(argv)}", file=sys.stderr)
+            words = [args.command, "--resume", *argv[1:]]
+        print(f"interrupted; to go on: python measure.py {shlex.join(words)}", file=sys.stderr)
         return 128 + error.args[0]
 
 

@@ -36,30 +36,35 @@ def main(argv: list[str] | None = None) -> int:
         metavar="DIR",
         help="folder of the results, and of the pictures (default: results/)",
     )
-    results = parser.parse_args(argv).results_dir
     try:
-        if not results.is_dir():
-            raise UserError(f"{results} is not a folder")
-        load_pyplot()
-        scripts, source = latest_runs(results), published_source()
-        summary = (
-            f"{markdown(scripts_table(scripts))}\nPublished figures: {source['gpu']},"
-            f" PyTorch {source['pytorch']}; <{source['source']}>\n"
-        )
-        files: dict[str, str | bytes] = {**draw_all(all_studies(), results)}
-        if scripts:  # also those that were started by hand
-            files["stages.png"] = picture_bytes(draw_scripts(scripts))
-        print(f"\n{summary}")
-        if not files:
-            print(f"Nothing to draw: {relative(results)} has no complete run.")
-            return 0
-        for name, content in {"summary.md": summary, **files}.items():
-            write_whole(results / name, content)
-            print(relative(results / name))
+        draw(parser.parse_args(argv).results_dir)
     except (UserError, StackError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def draw(results: Path) -> None:
+    """Writes the pictures of a folder of results and their summary into it, and prints that. Raises
+    UserError, StackError, ImportError, OSError."""
+    if not results.is_dir():
+        raise UserError(f"{results} is not a folder")
+    load_pyplot()
+    scripts, source = latest_runs(results), published_source()
+    summary = (
+        f"{markdown(scripts_table(scripts))}\nPublished figures: {source['gpu']},"
+        f" PyTorch {source['pytorch']}; <{source['source']}>\n"
+    )
+    files: dict[str, str | bytes] = {**draw_all(all_studies(), results)}
+    if scripts:  # also those that were started by hand
+        files["stages.png"] = picture_bytes(draw_scripts(scripts))
+    print(f"\n{summary}")
+    if not files:
+        print(f"Nothing to draw: {relative(results)} has no complete run.")
+        return
+    for name, content in {"summary.md": summary, **files}.items():
+        write_whole(results / name, content)
+        print(relative(results / name))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.common import REFERENCE, has_option, option_value, trained_in
+from bench.common import REFERENCE, Machine, has_option, option_value, parse_options, trained_in
 from gpt_speed.common import UserError, counted
 from patches import stack
 
@@ -53,7 +53,6 @@ class Run:
     facts: dict[str, Any] = field(default_factory=dict, hash=False)  # for its study alone
 
     def replace(self, **changes) -> "Run":
-        """Returns a copy with changes."""
         return replace(self, **changes)
 
 
@@ -145,14 +144,10 @@ class Choice(NamedTuple):
         return " ".join([self.script, *self.options])
 
     @property
-    def spelling(self) -> tuple[frozenset[str], frozenset[str]]:
+    def spelling(self) -> tuple[frozenset[str], frozenset[tuple[str, str]]]:
         """What two spellings of one choice have in common: the set of its variants and that of its
-        options, with or without "="."""
-        options = re.split(r" (?=--)", " ".join(self.options))
-        return (
-            frozenset(Recipe.of(self.script).parts),
-            frozenset(re.sub(r"^(--[\w-]+)=", r"\1 ", option) for option in options),
-        )
+        options."""
+        return frozenset(Recipe.of(self.script).parts), frozenset(parse_options(self.options))
 
 
 class Scripts:
@@ -168,10 +163,7 @@ class Scripts:
         Recipe's. Raises StackError where patches don't fit together, OSError."""
         if isinstance(script, Path):
             return script.read_bytes()
-        return self.composed(Recipe.of(script))
-
-    def composed(self, recipe: Recipe) -> bytes:
-        """Returns the text that a recipe describes. Raises StackError."""
+        recipe = Recipe.of(script)
         text = self.joined(recipe.parts)
         if recipe.back_to:
             # What the variant changes in 01, changed in the earlier script.
@@ -179,9 +171,10 @@ class Scripts:
             text = stack.merge(self.listed("01"), text, self.listed(recipe.back_to), variant)
         if recipe.left_out:
             # What the technique's patch has changed, changed back.
-            before = self.listed_before(recipe.left_out)
-            after = self.listed(recipe.left_out)
-            text = stack.merge(after, text, before, recipe.name, stack.by_joining)
+            names = list(self.patched)
+            before = self.patched[names[names.index(recipe.left_out) - 1]]
+            after = self.patched[recipe.left_out]
+            text = stack.merge(after, text, before, script, stack.by_joining)
         return text
 
     def joined(self, parts: Sequence[str]) -> bytes:
@@ -198,11 +191,6 @@ class Scripts:
         """Returns the text of one of the three scripts, or after one patch. Raises StackError."""
         series = stack.Series(list(self.patched))
         return self.patched[series.find(STAGES.get(name, name))]
-
-    def listed_before(self, technique: str) -> bytes:
-        """Returns the text before a technique's patch."""
-        names = list(self.patched)
-        return self.patched[names[names.index(technique) - 1]]
 
     def canonical(self, script: str | Path) -> str:
         """Returns the name by which predictions are stored: 00, 01 and 02 have several.
@@ -262,7 +250,7 @@ class Scripts:
             name=Path(STAGES[name]).stem, script=name, stage=name, number=None
         )
 
-    def for_machine(self, name: str, machine: dict, options: list[str]) -> Run:
+    def for_machine(self, name: str, machine: Machine, options: list[str]) -> Run:
         """Returns one of the three scripts in the type that this machine has units for;
         02 on all its GPUs, or on two ranks of a CPU. Raises UserError, StackError."""
         run = self.stage(name, machine["gpus"] or 2)
@@ -270,7 +258,8 @@ class Scripts:
             return self.float16(run)
         return run
 
-    def float16(self, run: Run) -> Run:
+    @staticmethod
+    def float16(run: Run) -> Run:
         """Returns 01 or 02, composed with FLOAT16."""
         return run.replace(
             name=f"{run.name}-{FLOAT16}",
@@ -278,7 +267,7 @@ class Scripts:
             script=FLOAT16 if run.stage == "01" else Recipe(("02", FLOAT16)).name,
         )
 
-    def find(self, name: str, machine: dict) -> Run:
+    def find(self, name: str, machine: Machine) -> Run:
         """Returns "00", "01", or variants of 01 joined by +, with their first measured
         options. Raises UserError, StackError."""
         if "," in name:
@@ -290,7 +279,7 @@ class Scripts:
         return next(run for run in runs if run.script != base.script)  # not 01 without dropout
 
     def variants(
-        self, base: Run, machine: dict, group: str | None = None, names: str | None = None
+        self, base: Run, machine: Machine, group: str | None = None, names: str | None = None
     ) -> list[Run]:
         """Returns the variants of `base`, 01 or 02: those of a group, those in `names`, or all but
         the compiler's modes and checkpoints; each with every set of options that it is measured
@@ -301,7 +290,7 @@ class Scripts:
         return variants
 
     def with_variants(
-        self, base: Run, machine: dict, group: str | None = None, names: str | None = None
+        self, base: Run, machine: Machine, group: str | None = None, names: str | None = None
     ) -> list[Run]:
         """Returns `base` and its variants(), as they are measured together. Raises as that."""
         patches = variants_of(base, group)
@@ -390,7 +379,7 @@ def choices_of(script: str, patches: list[stack.Patch], typed: list[str]) -> lis
     return [Choice(script, patches, typed or usual, needs)]
 
 
-def runs_of(choices: list[Choice], base: Run, machine: dict) -> list[Run]:
+def runs_of(choices: list[Choice], base: Run, machine: Machine) -> list[Run]:
     """Returns `base` and the runs of these variants of it. Before a variant without dropout comes
     `base` without dropout. Raises UserError where two would have one name."""
     base = as_baseline(base, machine)
@@ -416,14 +405,14 @@ def variants_of(base: Run, group: str | None = None) -> dict[str, stack.Patch]:
     }
 
 
-def as_baseline(base: Run, machine: dict) -> Run:
+def as_baseline(base: Run, machine: Machine) -> Run:
     """Returns 01 or 02 as what variants are compared to on a machine."""
     is_alone = base.torchrun and machine["gpus"] == 1
     error = "needs two or more GPUs" if is_alone else None
     return base.replace(published=None, loss=None, error=error)
 
 
-def variant_run(choice: Choice, reference: Run, machine: dict) -> Run:
+def variant_run(choice: Choice, reference: Run, machine: Machine) -> Run:
     """Returns the run of a choice, compared to `reference`, 01 or 02; with an error where this
     machine can't run it."""
     words = re.findall(r"\w[\w.-]*", " ".join(choice.options))
@@ -443,7 +432,7 @@ def variant_run(choice: Choice, reference: Run, machine: dict) -> Run:
 def at_dropout_of(options: list[str], base: Run) -> Run:
     """Returns `base`, without dropout if the options of a variant switch it off: that alone would
     make the variant faster."""
-    if not re.fullmatch(r"0(\.0*)?", option_value("--dropout", options) or ""):
+    if not re.fullmatch(r"0(\.0*)?", option_value("--dropout", options)):
         return base
     return base.replace(
         name=f"{base.name}-dropout-0",
@@ -485,7 +474,7 @@ def check_names(runs: list[Run]) -> None:
             )
 
 
-def in_float16(machine: dict, options: list[str]) -> bool:
+def in_float16(machine: Machine, options: list[str]) -> bool:
     """Returns whether 01 and 02 shall be composed with FLOAT16: on a GPU whose tensor
     cores don't multiply bfloat16, unless `options` choose the type."""
     return (
@@ -495,7 +484,7 @@ def in_float16(machine: dict, options: list[str]) -> bool:
     )
 
 
-def lacking(needs: str, machine: dict) -> str | None:
+def lacking(needs: str, machine: Machine) -> str | None:
     """Returns the first thing that a variant needs and this machine lacks, as a row says it."""
     for need in needs.split(", "):
         if not has(machine, need):
@@ -503,7 +492,7 @@ def lacking(needs: str, machine: dict) -> str | None:
     return None
 
 
-def has(machine: dict, need: str) -> bool:
+def has(machine: Machine, need: str) -> bool:
     """Returns whether a machine has what a patch's header says that a variant needs, such as
     "package bitsandbytes" or "compute capability 8.9"."""
     match need.split():
@@ -518,12 +507,12 @@ def has(machine: dict, need: str) -> bool:
     return True
 
 
-def is_amd(machine: dict) -> bool:
+def is_amd(machine: Machine) -> bool:
     """Returns whether its GPUs are AMD's, for which PyTorch has no version of CUDA."""
     return machine["gpus"] > 0 and machine.get("cuda", "") is None
 
 
-def has_capability(machine: dict, least: float) -> bool:
+def has_capability(machine: Machine, least: float) -> bool:
     """Returns whether a GPU has at least this compute capability. A CPU has none, and variants may
     emulate there; AMD counts in another way."""
     capability = machine.get("capability")

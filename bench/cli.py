@@ -8,9 +8,9 @@ from pathlib import Path
 from bench import commands
 from bench.catalogue import Scripts
 from bench.commands import Command
-from bench.common import ROOT
+from bench.common import ROOT, Machine
 from bench.measure import machine
-from bench.measure.journal import measuring
+from bench.measure.lock import measuring
 from bench.measure.plan import Setup
 from bench.studies import Study, all_studies
 from bench.subcommands import GROUPS, Subcommand, all_in, positive
@@ -24,7 +24,8 @@ EXAMPLES = """examples:
   python measure.py ladder --dry-run              what would run, and about how long
   python measure.py ladder -- --model gpt2        what follows -- goes to every script
 """
-FOLDERS = {"--data": "tokens", "--results-dir": "results"}  # options, and what their folders hold
+# Options, the folders that are their defaults, and what those hold.
+FOLDERS = {"--data": ("data", "tokens"), "--results-dir": ("results", "results")}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -69,8 +70,7 @@ def listing_of(group: str, subcommands: Sequence[Subcommand]) -> str:
 def add_options(parser: argparse.ArgumentParser, subcommand: Subcommand) -> None:
     """Adds what all subcommands take, then the subcommand's own options."""
     parser.set_defaults(subcommand=subcommand)
-    for option, content in FOLDERS.items():
-        folder = option.strip("-").removesuffix("-dir")
+    for option, (folder, content) in FOLDERS.items():
         parser.add_argument(
             option,
             type=Path,
@@ -112,7 +112,7 @@ def add_measuring_options(parser: argparse.ArgumentParser, study: Study) -> None
 
 def run(args: argparse.Namespace, options: list[str]) -> int:
     """Runs a subcommand; returns its exit code. Raises UserError, StackError, OSError."""
-    subcommand, here = args.subcommand, {}
+    subcommand, here = args.subcommand, Machine()
     lock: AbstractContextManager[None] = nullcontext()
     if subcommand.measures(args):
         lock = measuring(args.results_dir)

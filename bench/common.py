@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypedDict
 
 from gpt_speed.common import UserError
 from patches import stack
@@ -36,6 +36,29 @@ ELSEWHERE = (
 )
 
 
+class Machine(TypedDict, total=False):
+    """What a study has to know of a machine, by bench.measure.hardware.this_machine. Journals keep
+    it; older ones lack some of it."""
+
+    device: str  # "cuda" or "cpu"
+    gpus: int  # that PyTorch can use
+    name: str  # of the GPU, or else of the CPU
+    cpu: str
+    torch: str  # its version
+    python: str
+    os: str
+    threads: int  # of PyTorch on the CPU
+    cores: int | None  # that a process may run on
+    compiles: bool  # whether torch.compile works
+    driver: str | None  # the GPU's
+    capability: str | None  # the GPU's compute capability, such as "8.0"
+    cuda: str | None  # the version that PyTorch was built with
+    ram_gb: float | None  # of the host, GB of 1024³ bytes
+    dtype: str  # that the optimized scripts train in here, "bfloat16" or "float32"
+    dtype_reason: str
+    gpu_needs: str | None  # what is missing before PyTorch computes on the GPU
+
+
 def relative(part: Any) -> str:
     """Returns a path as seen from the current folder, and other parts of a command as they are."""
     try:
@@ -44,18 +67,30 @@ def relative(part: Any) -> str:
         return str(part)
 
 
-def has_option(name: str, options: Iterable[str]) -> bool:
-    return any(option.split("=")[0] == name for option in options)
+def parse_options(words: Iterable[str]) -> list[tuple[str, str]]:
+    """Returns each option with its value, written `--name value` or `--name=value`; "" for one
+    without."""
+    options: list[tuple[str, str]] = []
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word.partition("=")
+            options.append((name, value))
+        elif options:
+            name, value = options[-1]
+            options[-1] = name, f"{value} {word}".strip()
+    return options
 
 
-def option_value(name: str, options: Iterable[str]) -> str | None:
-    """Returns the value of an option, the last one if it is repeated, written `--name value` or
-    `--name=value`; None without it."""
-    values = re.findall(rf"(?<!\S){re.escape(name)}[ =](\S+)", " ".join(options))
-    return values[-1] if values else None
+def option_value(name: str, words: Iterable[str]) -> str:
+    """Returns the value of an option, the last one if it is repeated; "" without it."""
+    return dict(parse_options(words)).get(name, "")
 
 
-def short_name(machine: dict) -> str:
+def has_option(name: str, words: Iterable[str]) -> bool:
+    return any(option == name for option, _ in parse_options(words))
+
+
+def short_name(machine: Machine) -> str:
     """Returns a machine's name as pictures show it: "H100", "T4 (float32)"."""
     name = machine["name"]
     for part in LEFT_OUT:
@@ -65,13 +100,13 @@ def short_name(machine: dict) -> str:
     return name
 
 
-def trained_in(machine: dict) -> str:
+def trained_in(machine: Machine) -> str:
     """Returns the type that the optimized scripts train in there, bfloat16 or float32."""
     # Older journals don't tell; their machines had bfloat16 units.
     return machine.get("dtype", "bfloat16")
 
 
-def machine_difference(one: dict, other: dict) -> str | None:
+def machine_difference(one: Machine, other: Machine) -> str | None:
     """Returns, with both values, what keeps figures of one machine from standing for the other's;
     None where nothing does. A GPU may have another host. One name of a CPU may stand for several
     generations, which `cpu` tells apart; a process may have been given fewer cores; and
@@ -90,7 +125,7 @@ def machine_difference(one: dict, other: dict) -> str | None:
     return None
 
 
-def same_machine(one: dict, other: dict) -> bool:
+def same_machine(one: Machine, other: Machine) -> bool:
     return machine_difference(one, other) is None
 
 
@@ -98,12 +133,13 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def load_script(path: Path) -> ModuleType:
-    """Returns a script as a module. Its name begins with a digit: `import` can't."""
-    spec = importlib.util.spec_from_file_location("script", path)
+def load_script(path: Path, name: str = "script") -> ModuleType:
+    """Returns a script as a module. Its file's name begins with a digit: `import` can't. Programs
+    that import nothing of bench, bench/measure/gradients.py and those of peers/, have their own."""
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules["script"] = module  # dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 

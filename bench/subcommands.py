@@ -28,7 +28,7 @@ class Subcommand:
         """Adds its own command-line options."""
 
     def measures(self, args: argparse.Namespace) -> bool:
-        """Returns whether nothing else may measure here at the same time."""
+        """Returns whether it measures something, beside which nothing else may be measured."""
         return False
 
 

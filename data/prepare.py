@@ -196,7 +196,7 @@ def files_of(names: list[str]) -> Iterator[str]:
         yield from paths
 
 
-def name_doubles(paths: list[str]) -> None:
+def warn_of_doubles(paths: list[str]) -> None:
     """Prints which file comes twice: its text may be trained on and validated on."""
     files = [os.path.realpath(path) for path in paths]
     for file in sorted({file for file in files if files.count(file) > 1}):
@@ -294,22 +294,17 @@ def unpack(path: str, blocks: Iterable[bytes], start: Callable) -> Iterator[byte
     makes what unpacks one. Raises UserError."""
     archive = start()
     for block in blocks:
-        if archive.eof:
-            block = next_archive(block)
+        if archive.eof:  # zeros may follow
+            block = block.lstrip(b"\0")
         while block:
             if archive.eof:
                 archive = start()
             data = decompressed(path, archive, block)
             if data:
                 yield data
-            block = next_archive(archive.unused_data)
+            block = archive.unused_data.lstrip(b"\0")
     if not archive.eof:
         raise UserError(f"{path} is cut off: the archive has no end")
-
-
-def next_archive(rest: bytes) -> bytes:
-    """Returns what follows the end of an archive: another one, maybe after zeros."""
-    return rest.lstrip(b"\0")
 
 
 def decompressed(path: str, archive, block: bytes) -> bytes:
@@ -669,7 +664,7 @@ def sources_of(files: list[str]) -> list[Source]:
     """Returns the files to read, and prints which comes twice. Raises UserError for tokens beside
     text."""
     sources = [Source(path, kind_of(path)) for path in files_of(files)]
-    name_doubles([source.path for source in sources])
+    warn_of_doubles([source.path for source in sources])
     tokens = [source.path for source in sources if source.kind == "tokens"]
     if 0 < len(tokens) < len(sources):
         raise UserError(f"{tokens[0]} has tokens, another file has text: one kind at a time")

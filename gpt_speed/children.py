@@ -1,6 +1,7 @@
 """Child processes of the tools: they end with the tool, and a signal reaches them once."""
 
 import ctypes
+import json
 import math
 import os
 import secrets
@@ -16,7 +17,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from gpt_speed.common import listed
+from gpt_speed.common import UserError, listed
 
 HOME = Path(__file__).resolve().parents[1]  # the folder that this package lies in
 
@@ -102,6 +103,32 @@ def run_child(
     finally:
         kill_marked(mark)
     return child.returncode, out, err
+
+
+def report_of_child(
+    command: list,
+    report: Path,
+    seconds: float,
+    environment: Mapping[str, str],
+    *,
+    script: str,
+    if_ended: str,
+    if_stuck: str,
+) -> tuple[dict, str]:
+    """Runs a child, as run_child does, that writes a report as JSON; returns that, and the child's
+    stderr. Where it wrote none, prints what the child printed, and raises UserError, which says of
+    the `script` that it ended before something, or what it is when the seconds are over."""
+    rewind_stdin()
+    try:
+        code, out, err = run_child(command, timeout=seconds, environment=environment)
+        problem = f"{ending(code)}, {if_ended}"
+    except subprocess.TimeoutExpired as stuck:
+        out, err = map(decoded, (stuck.stdout, stuck.stderr))
+        problem = if_stuck
+    if not report.exists():  # which it may have written before it was stuck
+        print(err or out, file=sys.stderr, end="")
+        raise UserError(f"{script} {problem}")
+    return json.loads(report.read_text(encoding="utf-8")), err
 
 
 def start_child(

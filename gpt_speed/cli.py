@@ -3,30 +3,23 @@ the standard library is needed here."""
 
 import argparse
 import json
-import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from gpt_speed import children
 from gpt_speed.audit import render
-from gpt_speed.audit.other_gpus import LargerBatch
-from gpt_speed.audit.run import audit, watch
-from gpt_speed.audit.step import Step
-from gpt_speed.cards import CARDS, PEAK_FLOPS, named
-from gpt_speed.common import UserError, script_name
-from gpt_speed.gains import Session, gains_on, reference_sessions, technique_names
+from gpt_speed.audit.audit import audit_of
+from gpt_speed.cards import CARDS, named
+from gpt_speed.common import UserError
+from gpt_speed.gains import Session, reference_sessions
 from gpt_speed.gradients import render as gradients_render
 from gpt_speed.gradients.run import gradients
+from gpt_speed.interpreter import usable_python
 from gpt_speed.tables import Table, markdown, num_col, text_col
 
-MACHINE = Path(__file__).with_name("machine.py")
 LONGEST = 10**9  # minutes
-PATIENCE = 300  # seconds until PyTorch is imported
 
 
 def minutes(text: str) -> float:
@@ -40,8 +33,9 @@ def minutes(text: str) -> float:
 # ---- What all commands that start a script have
 
 
-def add_script(parser: argparse.ArgumentParser, python: str) -> None:
+def add_script(parser: argparse.ArgumentParser, python: str = "") -> None:
     """Adds the script, with its arguments, and who runs it: `python`, "" for that of its folder."""
+    parser.usage = "%(prog)s [options] SCRIPT|-m MODULE [ITS ARGUMENTS]"
     parser.add_argument(
         "-m",
         dest="module",
@@ -82,51 +76,10 @@ def command_of(args: argparse.Namespace) -> list[str]:
     return args.script
 
 
-def python_of(args: argparse.Namespace) -> str:
-    """Returns the Python that runs the script, by --python if that is given. Raises UserError where
-    it can't be used."""
-    python = args.python or usual_python()
-    problem = ask_machine(python, rates=False).get("error")
-    if problem:
-        raise UserError(f"{python} {problem}; --python names another one", 2)
-    return python
-
-
-def usual_python() -> str:
-    """Returns the Python of an activated environment, or this one if it has PyTorch, or the one on
-    PATH."""
-    environment = os.environ.get("VIRTUAL_ENV")
-    if environment and os.name == "nt":
-        return str(Path(environment, "Scripts", "python.exe"))
-    if environment:
-        return str(Path(environment, "bin", "python"))
-    if find_spec("torch"):
-        return sys.executable
-    return shutil.which("python") or shutil.which("python3") or sys.executable
-
-
-def ask_machine(python: str, rates: bool, environment: dict[str, str] | None = None) -> dict:
-    """Returns what machine.py says there; `rates`: also of matmuls, where no datasheet tells them.
-    Raises UserError."""
-    order = dict(rates=rates, known=[*PEAK_FLOPS])
-    command = [python, MACHINE, json.dumps(order)]
-    try:
-        code, out, err = children.run_child(command, timeout=PATIENCE, environment=environment)
-    except OSError as error:
-        raise UserError(f"{python} can't be started: {error.strerror}", 2)
-    except subprocess.TimeoutExpired:
-        raise UserError(f"{python} doesn't answer within {PATIENCE} s", 2)
-    if code:
-        reason = [children.ending(code), *err.strip().splitlines()][-1]
-        raise UserError(f"{python} can't run PyTorch: {reason}", 2)
-    return json.loads(out.splitlines()[-1])
-
-
 # ---- The audit
 
 
 def add_audit(parser: argparse.ArgumentParser, python: str = "") -> None:
-    """Adds the options of an audit."""
     parser.add_argument(
         "--name",
         default="",
@@ -154,100 +107,8 @@ def audited(
 ) -> dict | None:
     """Returns an audit of a command by its options; None in a rank of torchrun that isn't the
     first. Raises UserError."""
-    cards = []
-    if args.gpu:
-        cards = named(args.gpu)
-    doubled = None
-    if args.batch_option:
-        doubled = with_twice_the_batch(command, args.batch_option, bool(cards))
-    python = python_of(args)
-    timed, watched = audit(command, args.minutes, python)
-    if int(os.environ.get("RANK") or 0):
-        return None
-    machine, larger = machine_of(python, timed), None
-    if doubled:
-        watched_again = watch(doubled.command, timed, args.minutes, python)
-        larger = LargerBatch(doubled.batch, Step(watched_again | machine | undisturbed(timed)))
-    return result_of(command, timed, watched, machine, sessions, cards, larger)
-
-
-class Doubled(NamedTuple):
-    """A command with twice the batch size."""
-
-    command: list[str]
-    batch: int
-
-
-def with_twice_the_batch(command: list[str], option: str, has_cards: bool) -> Doubled:
-    """Returns a command with twice the value of the option for the batch size, by its name without
-    dashes. Raises UserError."""
-    if not has_cards:
-        raise UserError("--batch-option is for --gpu, which tells the memory at two batch sizes", 2)
-    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
-        raise UserError("--batch-option is for one process: leave out torchrun", 2)
-    name = option.lstrip("-")
-    for index, word in enumerate(command):
-        key, sign, value = word.partition("=")
-        if key.lstrip("-") != name:
-            continue
-        if not sign:
-            value = "".join(command[index + 1 : index + 2])
-        if value.isdecimal():
-            batch = 2 * int(value)
-            words = [f"{key}={batch}"] if sign else [key, str(batch)]
-            return Doubled([*command[:index], *words, *command[index + len(words) :]], batch)
-    raise UserError(f"--batch-option {option}: the script's command has no {name} with a number", 2)
-
-
-def result_of(
-    command: list[str],
-    timed: dict,
-    watched: dict,
-    machine: dict,
-    sessions: Iterable[Session],
-    cards: Iterable[str] = (),
-    larger: LargerBatch | None = None,
-) -> dict:
-    """Returns an audit, with what the techniques gained in the sessions on our model."""
-    step = Step(watched | machine | undisturbed(timed))
-    gains, gains_from = gains_on(machine | dict(device=step.device), sessions)
-    names = technique_names()
-    return render.audit_of(
-        command, step, timed, machine, names, gains, gains_from, [*cards], larger
-    )
-
-
-def undisturbed(timed: dict) -> dict:
-    """Returns the shares of the time that watching would change."""
-    return {name: timed[name] for name in ("system", "updating")}
-
-
-def machine_of(python: str, timed: dict) -> dict:
-    """Describes the device that a script trained on, with its memory in bytes (None where the
-    system hides it) and, without a datasheet, the FLOP/s of its matmuls."""
-    hidden = {}
-    if timed["device"] != "cuda":
-        hidden["CUDA_VISIBLE_DEVICES"] = ""
-    machine = ask_machine(python, rates=True, environment=hidden)
-    return machine | dict(memory_total=timed["memory_total"] or machine["memory_total"])
-
-
-def page_name(command: list[str], name: str) -> str:
-    """Returns the name of an audit's page."""
-    return f"audit-{name or title_of(command)}.md"
-
-
-def page_of(result: dict) -> str:
-    """Returns the text of an audit's page."""
-    return f"# Audit of {title_of(result['command'])}\n\n{render.screen(result)}"
-
-
-def title_of(command: list[str]) -> str:
-    """Returns the name of a module, or of a script without its folder and its suffix."""
-    name = script_name(command)
-    if command[0] == "-m":
-        return name
-    return Path(name).stem
+    cards = named(args.gpu) if args.gpu else []
+    return audit_of(command, sessions, args.python, args.minutes, cards, args.batch_option)
 
 
 def run_audit(args: argparse.Namespace) -> int:
@@ -255,9 +116,9 @@ def run_audit(args: argparse.Namespace) -> int:
     result = audited(args, command_of(args), reference_sessions())
     if result is None:
         return 0
-    page = Path(page_name(result["command"], args.name))
+    page = Path(render.page_name(result["command"], args.name))
     try:
-        page.write_text(page_of(result), encoding="utf-8")
+        page.write_text(render.page(result), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{page} can't be written: {error.strerror}")
     if args.json:
@@ -270,14 +131,9 @@ def run_audit(args: argparse.Namespace) -> int:
 # ---- Gradients
 
 
-def add_gradients(parser: argparse.ArgumentParser, python: str = "") -> None:
-    """Adds the options of a check of gradients."""
-    add_script(parser, python)
-
-
 def run_gradients(args: argparse.Namespace) -> int:
     """Prints whether a script's gradients are right; returns the exit code."""
-    answer = gradients(command_of(args), python_of(args), args.minutes)
+    answer = gradients(command_of(args), usable_python(args.python), args.minutes)
     if args.json:
         print(json.dumps(gradients_render.as_json(answer)))
     else:
@@ -288,10 +144,6 @@ def run_gradients(args: argparse.Namespace) -> int:
 
 
 # ---- The cards
-
-
-def add_gpus(parser: argparse.ArgumentParser) -> None:
-    """Adds no option."""
 
 
 def run_gpus(args: argparse.Namespace) -> int:
@@ -310,20 +162,14 @@ def run_gpus(args: argparse.Namespace) -> int:
 
 class Command(NamedTuple):
     summary: str  # in --help
-    add_options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]  # returns the exit code
-    usage: str = ""  # after its name
+    add_options: Callable[[argparse.ArgumentParser], None] | None = None
 
 
-OF_A_SCRIPT = "[options] SCRIPT|-m MODULE [ITS ARGUMENTS]"
 COMMANDS = {
-    "audit": Command(
-        "list which speedups a training script lacks", add_audit, run_audit, OF_A_SCRIPT
-    ),
-    "gradients": Command(
-        "check that a script's gradients are right", add_gradients, run_gradients, OF_A_SCRIPT
-    ),
-    "gpus": Command("list the GPUs that --gpu knows", add_gpus, run_gpus),
+    "audit": Command("list which speedups a training script lacks", run_audit, add_audit),
+    "gradients": Command("check that a script's gradients are right", run_gradients, add_script),
+    "gpus": Command("list the GPUs that --gpu knows", run_gpus),
 }
 
 
@@ -336,9 +182,8 @@ def parse(words: list[str]) -> argparse.Namespace:
         own = parsers.add_parser(
             name, help=command.summary, description=command.summary, allow_abbrev=False
         )
-        if command.usage:
-            own.usage = f"gpt-speed {name} {command.usage}"
-        command.add_options(own)
+        if command.add_options:
+            command.add_options(own)
         own.set_defaults(run=command.run)
     return parser.parse_args(words)
 

@@ -22,6 +22,9 @@ OUR_SHARES = {
     "14-chunked-head": 0.9,
     "15-kept-memory": 0.215,
 }
+# Bounds of what is expected, since OUR_SHARES are of one machine: a technique adds at most as much
+# time as what it changes took, and leaves at least a twentieth of the step.
+MOST_ADDED, LEAST_LEFT = 1.0, 0.05
 
 
 @dataclass(frozen=True)
@@ -96,5 +99,5 @@ def expected(technique: str, share: float, gain: float | None) -> float | None:
     What changes the whole step gains as on our model."""
     if not gain or not share or technique not in OUR_SHARES:
         return gain
-    saved = (1 - 1 / gain) / OUR_SHARES[technique]  # of what it changes
-    return 1 / max(0.05, 1 - share * max(-1.0, saved))
+    saved = max(-MOST_ADDED, (1 - 1 / gain) / OUR_SHARES[technique])  # of what it changes
+    return 1 / max(LEAST_LEFT, 1 - share * saved)

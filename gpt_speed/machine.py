@@ -55,7 +55,7 @@ def dtype_here() -> str:
         if torch.cuda.get_device_capability() >= (8, 0):
             return "bfloat16"
         return "float32"
-    units = getattr(torch.cpu, "get_capabilities", dict)()  # older PyTorch lacks it
+    units: dict = getattr(torch.cpu, "get_capabilities", dict)()  # older PyTorch lacks it
     has_units = any(map(units.get, ("amx_bf16", "avx512_bf16", "bf16")))
     if has_units:
         return "bfloat16"

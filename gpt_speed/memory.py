@@ -27,6 +27,31 @@ class DoesNotFit(Exception):
     """A request that the card has no memory for."""
 
 
+class Event(NamedTuple):
+    """A storage of `size` bytes is made; or, where `released` is a number, that storage is
+    released. Storages are numbered as they are made, from 0."""
+
+    size: int = 0
+    released: int | None = None
+
+
+class Timeline:
+    """The storages that a script makes and releases, in order, as `events`."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.count = 0  # of storages that were made
+
+    def make(self, size: int) -> int:
+        """Adds that a storage of so many bytes is made; returns its number."""
+        self.events.append(Event(size))
+        self.count += 1
+        return self.count - 1
+
+    def release(self, number: int) -> None:
+        self.events.append(Event(released=number))
+
+
 def round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
@@ -60,10 +85,10 @@ class Block:
         self.size, self.after = size, rest
         return rest
 
-    def absorb_next(self) -> None:
+    def absorb(self, after: "Block") -> None:
         """Takes over the block after this one."""
-        self.size += self.after.size
-        self.after = self.after.after
+        self.size += after.size
+        self.after = after.after
         if self.after:
             self.after.before = self
 
@@ -141,24 +166,23 @@ class Allocator:
         before, after = block.before, block.after
         if after and after.is_free:
             after.pool.take(after)
-            block.absorb_next()
+            block.absorb(after)
         if before and before.is_free:
             before.pool.take(before)
-            before.absorb_next()
+            before.absorb(block)
             block = before
         block.pool.put(block)
 
 
-def simulate(events: list[int], capacity: int | None = None) -> Allocator:
-    """Returns the allocator after the events: a size in bytes for a storage that is made, -k for
-    the release of the k-th one. Raises DoesNotFit."""
+def simulate(events: Sequence[Event], capacity: int | None = None) -> Allocator:
+    """Returns the allocator after the events. Raises DoesNotFit."""
     allocator = Allocator(capacity)
-    blocks: list[Block | None] = [None]
-    for event in events:
-        if event >= 0:
-            blocks.append(allocator.malloc(event))
+    blocks: list[Block] = []
+    for size, released in events:
+        if released is None:
+            blocks.append(allocator.malloc(size))
         else:
-            allocator.release(blocks[-event])
+            allocator.release(blocks[released])
     return allocator
 
 
@@ -184,7 +208,7 @@ class MemoryNeed(NamedTuple):
     minimum: int  # the least capacity at which the script runs
 
 
-def memory_need(events: list[int]) -> MemoryNeed:
+def memory_need(events: Sequence[Event]) -> MemoryNeed:
     """Returns what a script with these events needs; the minimum is found by halving."""
     unlimited = simulate(events)
     # In segments: the script doesn't fit into `low`, it fits into `high`.

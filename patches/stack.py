@@ -265,7 +265,7 @@ def parse_header(file: str, header: bytes) -> dict[str, str]:
     message = email.message_from_string(header.decode(errors="replace"))
     fields = {field: " ".join(text.split()) for field, text in message.items()}
     for field in fields:
-        if field not in FIELDS or len(message.get_all(field)) > 1:
+        if field not in FIELDS or message.keys().count(field) > 1:
             raise StackError(f"{file}: its header has {field}: twice, or it is an unknown field")
     for field, (form, meaning) in FIELDS.items():
         is_needed = field in REQUIRED or field in fields
@@ -338,7 +338,7 @@ def load(root: Path = ROOT) -> list[Patch]:
         if not re.fullmatch(rf"{number:02}-[a-z0-9-]+\.patch", line):
             raise StackError(f"patches/series, line {number}: expected {number:02}-NAME.patch")
     files = [*series, "ddp.patch"]
-    bases = [FIRST, *series[:-1], LAST]
+    bases = [FIRST, *series[:-1], LAST]  # with no series ddp.patch changes 00
     return [
         Patch.parse(f"patches/{file}", read(root / "patches" / file), Path(base).stem)
         for file, base in zip(files, bases, strict=False)
@@ -400,18 +400,14 @@ class Series:
         return name
 
 
-def rebuild_all(root: Path = ROOT, edited: Path | None = None) -> dict[str, bytes]:
-    """Returns all scripts by name, the variants' last, as before an edit of the file `edited`.
-
-    Raises StackError if a patch doesn't fit, or another of 00, 01 and 02 is edited.
-    """
+def rebuild_all(root: Path = ROOT) -> dict[str, bytes]:
+    """Returns all scripts by name, the variants' last. Raises StackError if a patch doesn't fit, or
+    if 00, 01 or 02 is edited."""
     patches = load(root) + load_variants(root)
-    if edited == root / FIRST:
-        return rebuild(patches, first_by_01(patches, root), root, edited)
     try:
-        return rebuild(patches, read(root / FIRST), root, edited)
+        return rebuild(patches, read(root / FIRST), root)
     except StackError:
-        if edited is None and is_first_edited(patches, root):  # the first that doesn't fit is right
+        if is_first_edited(patches, root):  # the first patch that doesn't fit is right
             raise StackError(
                 f"{FIRST} is edited: `python patches/stack.py refresh {FIRST}` carries"
                 " that into all other scripts"
@@ -429,7 +425,7 @@ def is_first_edited(patches: list[Patch], root: Path) -> bool:
 
 
 def rebuild(
-    patches: list[Patch], first: bytes, root: Path, edited: Path | None
+    patches: list[Patch], first: bytes, root: Path, edited: Path | None = None
 ) -> dict[str, bytes]:
     """Returns all scripts by name, from the text of 00 on. Raises StackError if a patch doesn't
     fit, or if 00, 01 or 02 isn't what they make; the file `edited` may differ."""
@@ -591,8 +587,10 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
     """Returns the script `base`, 01 or 02, with variants; it begins with a check of the packages
     that they need. Raises StackError, Conflict."""
     variants = chosen_variants(names, root)
-    if base is None:
+    if base is None:  # 02, if one is a variant of it
         base = max(file_of(variant.base) for variant in variants)
+    script = with_variants(base, variants, rebuild_all(root))  # which refuses an edited 01 or 02
+    script = with_check(script, packages_of(variants))
     chosen = ", ".join(variant.name for variant in variants)
     note = textwrap.fill(
         f"# {base} with {chosen}; composed by patches/stack.py.",
@@ -600,8 +598,6 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
         subsequent_indent="# ",
         break_on_hyphens=False,
     )
-    script = with_variants(base, variants, rebuild_all(root))  # which refuses an edited 01 or 02
-    script = with_check(script, packages_of(variants))
     text = f"{note}\n".encode() + script
     try:
         compile(text, "composed", "exec")
@@ -656,10 +652,22 @@ def check_name(out: Path, text: bytes) -> None:
         )
 
 
+# ---- An edit of one script, carried into others
+#
+# An arrow is a patch. An edit of a script follows the arrows by merges, into every script behind it
+# (`follow`), as far as `until`; one of 01 goes back first, to the script after the patch `into`,
+# and from there on (`carry_back`). Then each patch is made anew between its two scripts (`carry`).
+#
+#     00 ─> 01-causal-mask ─> 02-tensor-cores ─> ... ─> 01 ─> 02 ─> variants of 02
+#                                                        └──> variants of 01
+
+
 def before_edit(file: Path, root: Path) -> dict[str, bytes]:
     """Returns all scripts as before the edit of `file`. Raises StackError for another."""
     try:
-        scripts = rebuild_all(root, edited=file)
+        patches = load(root) + load_variants(root)
+        first = first_by_01(patches, root) if file == root / FIRST else read(root / FIRST)
+        scripts = rebuild(patches, first, root, edited=file)
         for name, script in scripts.items():
             path = root / WRITTEN / file_of(name)
             if path != file and path.exists() and read(path) != script:
@@ -703,6 +711,82 @@ def follow(
             )
         check_python(file_of(patch.name), scripts[patch.name])
     return scripts
+
+
+@dataclass(frozen=True)
+class Edit:
+    """An edit of one script, which `refresh` carries into others."""
+
+    file: Path
+    name: str  # of the edited script
+    text: bytes
+    old: dict[str, bytes]  # all scripts as before, by name
+    patches: list[Patch]  # of the series, then the variants
+
+    @classmethod
+    def of(cls, file: Path, root: Path) -> "Edit":
+        """Raises StackError where another script is edited, too."""
+        patches = load(root) + load_variants(root)
+        name = Series.of(patches).find(file.name)
+        old = before_edit(file, root)
+        return cls(file, name, read(file), old, patches)
+
+    @property
+    def series(self) -> Series:
+        return Series.of(self.patches)
+
+    def into(self, patch: str | None) -> dict[str, bytes]:
+        """Returns the scripts from a patch to 01 with the edit that was made in 01. Raises
+        StackError, Conflict."""
+        if patch is None:
+            raise StackError("name the patch of this edit (--into NAME), or use `new NAME`")
+        first = self.series.find(patch)
+        names = self.series.to_01
+        if first not in names:
+            raise StackError(f"{first} isn't part of {LAST}: edit {file_of(first)}")
+        return carry_back(self.old, self.text, names[names.index(first) :])
+
+    def kept(self, until: list[str]) -> dict[str, bytes]:
+        """Returns the scripts that the edit doesn't reach: those of `until`, and what follows one
+        of the series. Raises StackError where the edited script is among them."""
+        kept: dict[str, bytes] = {}
+        in_order = [*self.series.to_01, "ddp"]
+        for name in map(self.series.find, until):
+            names = [name]
+            if name in in_order:
+                names = in_order[in_order.index(name) :]
+            if self.name in names:
+                raise StackError(f"--until: {name} doesn't come after {self.name}")
+            kept |= {name: self.old[name] for name in names}
+        return kept
+
+
+def carry_back(old: dict[str, bytes], text: bytes, names: list[str]) -> dict[str, bytes]:
+    """Returns the scripts `names`, which follow one another, with the edit that made `text` of the
+    last one. Raises Conflict."""
+    new = {names[-1]: text}
+    for later, name in pairwise(reversed(names)):
+        new[name] = merge(old[later], old[name], new[later], name, by_words)
+    return new
+
+
+def way_on(root: Path, file: Path, into: str | None, until: list[str], name: str) -> str:
+    """Returns what to type after a conflict in the script `name`: the edit goes as far as that, and
+    is made there by hand."""
+    options = []
+    if into:
+        options.append(f"--into={into}")
+    options += [f"--until={stop}" for stop in [*until, name]]
+    edit = shlex.join([os.path.relpath(file), *options])
+    script = os.path.relpath(root / WRITTEN / file_of(name))
+    return (
+        f"To go on, type\n  python patches/stack.py refresh {edit}\n"
+        f"  python patches/stack.py write {name}\n"
+        f"make the edit in {script}, and type\n  python patches/stack.py refresh {script}"
+    )
+
+
+# ---- The commands
 
 
 def list_command(root: Path) -> list[str]:
@@ -766,102 +850,31 @@ def refresh_command(root: Path, file: Path, into: str | None, until: list[str]) 
     return [os.path.relpath(path) for path in changed] or ["nothing to change"]
 
 
-@dataclass(frozen=True)
-class Edit:
-    """An edit of one script, which `refresh` carries into others."""
-
-    file: Path
-    name: str  # of the edited script
-    text: bytes
-    old: dict[str, bytes]  # all scripts as before, by name
-    patches: list[Patch]  # of the series, then the variants
-
-    @classmethod
-    def of(cls, file: Path, root: Path) -> "Edit":
-        """Raises StackError where another script is edited, too."""
-        patches = load(root) + load_variants(root)
-        name = Series.of(patches).find(file.name)
-        old = before_edit(file, root)
-        return cls(file, name, read(file), old, patches)
-
-    @property
-    def series(self) -> Series:
-        return Series.of(self.patches)
-
-    def into(self, patch: str | None) -> dict[str, bytes]:
-        """Returns the scripts from a patch to 01 with the edit that was made in 01. Raises
-        StackError, Conflict."""
-        if patch is None:
-            raise StackError("name the patch of this edit (--into NAME), or use `new NAME`")
-        first = self.series.find(patch)
-        names = self.series.to_01
-        if first not in names:
-            raise StackError(f"{first} isn't part of {LAST}: edit {file_of(first)}")
-        return carry_back(self.old, self.text, names[names.index(first) :])
-
-    def kept(self, until: list[str]) -> dict[str, bytes]:
-        """Returns the scripts that the edit doesn't reach: those of `until`, and what follows one
-        of the series. Raises StackError where the edited script is among them."""
-        kept = {}
-        in_order = [*self.series.to_01, "ddp"]
-        for name in map(self.series.find, until):
-            names = [name]
-            if name in in_order:
-                names = in_order[in_order.index(name) :]
-            if self.name in names:
-                raise StackError(f"--until: {name} doesn't come after {self.name}")
-            kept |= {name: self.old[name] for name in names}
-        return kept
-
-
-def carry_back(old: dict[str, bytes], text: bytes, names: list[str]) -> dict[str, bytes]:
-    """Returns the scripts `names`, which follow one another, with the edit that made `text` of the
-    last one. Raises Conflict."""
-    new = {names[-1]: text}
-    for later, name in pairwise(reversed(names)):
-        new[name] = merge(old[later], old[name], new[later], name, by_words)
-    return new
-
-
-def way_on(root: Path, file: Path, into: str | None, until: list[str], name: str) -> str:
-    """Returns what to type after a conflict in the script `name`: the edit goes as far as that, and
-    is made there by hand."""
-    options = []
-    if into:
-        options.append(f"--into={into}")
-    options += [f"--until={stop}" for stop in [*until, name]]
-    edit = shlex.join([os.path.relpath(file), *options])
-    script = os.path.relpath(root / WRITTEN / file_of(name))
-    return (
-        f"To go on, type\n  python patches/stack.py refresh {edit}\n"
-        f"  python patches/stack.py write {name}\n"
-        f"make the edit in {script}, and type\n  python patches/stack.py refresh {script}"
-    )
-
-
 def new_command(
-    root: Path, name: str, variant: bool, base: str | None, **fields: str | None
+    root: Path, name: str, variant: bool, base: str | None, text: str, **options: str | None
 ) -> list[str]:
     """turns your edit of 01 into a patch, at the end of the series or a variant"""
+    header = NewHeader.of(options, text)
+    has_group = "Group" in header.fields
     if not variant:
-        if fields["group"] or base:
+        if has_group or base:
             raise StackError("--group and --base are for a --variant")
-        return new_technique(root, name, fields)
-    if not fields["group"]:
+        return new_technique(root, name, header)
+    if not has_group:
         raise StackError("--variant needs a --group")
     edited = LAST
     if base == "02":
         edited = DDP
-    return new_variant(root, name, edited, fields)
+    return new_variant(root, name, edited, header)
 
 
-def new_technique(root: Path, name: str, fields: dict[str, str | None]) -> list[str]:
+def new_technique(root: Path, name: str, header: "NewHeader") -> list[str]:
     """Makes an edit of 01 the last technique; returns what is printed."""
     series = load(root)
     number = len(series)  # ddp.patch has none
     base = Series.of(series).last
     file = new_file(root, f"patches/{number:02}-{name}.patch", name)
-    new = patch_of_edit(root, LAST, file, base, fields)
+    new = patch_of_edit(root, LAST, file, base, header)
     patches = [*series[:-1], new.patch, series[-1], *load_variants(root)]
     files = carry(patches, new.old, new.edited, root)
     path = root / "patches/series"
@@ -870,10 +883,10 @@ def new_technique(root: Path, name: str, fields: dict[str, str | None]) -> list[
     return [*written, *what_is_next(f"ladder --techniques {number - 1}-{number}", LAST)]
 
 
-def new_variant(root: Path, name: str, edited: str, fields: dict[str, str | None]) -> list[str]:
+def new_variant(root: Path, name: str, edited: str, header: "NewHeader") -> list[str]:
     """Makes an edit of the script `edited`, 01 or 02, a variant of it; returns what is printed."""
     file = new_file(root, f"patches/variants/{name}.patch", name)
-    new = patch_of_edit(root, edited, file, Path(edited).stem, fields)
+    new = patch_of_edit(root, edited, file, Path(edited).stem, header)
     files = carry([*load(root), *load_variants(root), new.patch], new.old, new.edited, root)
     written = [os.path.relpath(path) for path in write_all(files)]
     return [*written, *what_is_next(f"variants --names {name}", edited)]
@@ -894,14 +907,12 @@ class NewPatch(NamedTuple):
     edited: dict[str, bytes]  # its own script
 
 
-def patch_of_edit(
-    root: Path, edited: str, file: str, base: str, fields: dict[str, str | None]
-) -> NewPatch:
+def patch_of_edit(root: Path, edited: str, file: str, base: str, header: "NewHeader") -> NewPatch:
     """Returns the patch `file` that leads from `base` to the script `edited`. Raises StackError."""
     old = before_edit(root / edited, root)
     after = read(root / edited)
     before = old[Series(list(old)).by_file[edited]]
-    data = make_patch(file, header_of(base, fields), base, before, after)
+    data = make_patch(file, header.written(base), base, before, after)
     patch = Patch.parse(file, data, base)
     return NewPatch(patch, old | {patch.name: before}, {patch.name: after})
 
@@ -914,21 +925,33 @@ def what_is_next(study: str, edited: str) -> list[str]:
     return lines
 
 
-def header_of(base: str, fields: dict[str, str | None]) -> bytes:
-    """Returns a patch's header, wrapped, from its fields in small letters and its `text`."""
-    wrap = partial(textwrap.fill, width=100, break_long_words=False, break_on_hyphens=False)
-    values = fields | {"base": base}
-    lines = [
-        wrap(f"{field}: {values[field.lower()]}", subsequent_indent="  ")
-        for field in FIELDS
-        if values[field.lower()]
-    ]
-    return "\n".join([*lines, "", wrap(fields["text"]), "", ""]).encode()
+class NewHeader(NamedTuple):
+    """What a user says of a new patch: FIELDS by their names, and the prose behind them."""
+
+    fields: dict[str, str]
+    text: str
+
+    @classmethod
+    def of(cls, options: dict[str, str | None], text: str) -> "NewHeader":
+        """Takes the fields from the options of the command line that are named after them."""
+        values = {field: options.get(field.lower()) for field in FIELDS}
+        return cls({field: value for field, value in values.items() if value}, text)
+
+    def written(self, base: str) -> bytes:
+        """Returns it as the header of a patch of the script `base`, wrapped."""
+        wrap = partial(textwrap.fill, width=100, break_long_words=False, break_on_hyphens=False)
+        values = self.fields | {"Base": base}
+        lines = [
+            wrap(f"{field}: {values[field]}", subsequent_indent="  ")
+            for field in FIELDS
+            if field in values
+        ]
+        return "\n".join([*lines, "", wrap(self.text), "", ""]).encode()
 
 
 def compose_command(root: Path, names: list[str], base: str | None, out: Path) -> list[str]:
     """composes a script of your own: 01 or 02 with the named variants, in one file"""
-    text = compose(names, {"01": LAST, "02": DDP}.get(base), root)
+    text = compose(names, {"01": LAST, "02": DDP}.get(base or ""), root)
     if os.path.lexists(out):
         raise StackError(f"{out} exists: nothing is overwritten")
     check_name(out, text)

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import importlib.util
 import io
 import json
 import os
@@ -16,6 +15,8 @@ from unittest import mock
 import forked
 import numpy as np
 import pytest
+
+from bench.common import load_script
 
 # Before anything imports torch, and for the processes that tests start: two tests or ranks at once
 # that each use every core run several times slower than with one thread each.
@@ -52,12 +53,8 @@ ONE_RANK = dict(
 
 
 def load(path: Path):
-    """A script as a module; its name begins with a digit, so that `import` can't."""
-    spec = importlib.util.spec_from_file_location("stage_" + path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    """A script as a module."""
+    return load_script(path, f"stage_{path.stem}")
 
 
 # One layer, 32 wide, in the place of cpu-demo's four.
@@ -149,7 +146,7 @@ def run_python(*command, before=(), env: dict[str, str] | None = None, fork=True
 def forked_children(monkeypatch):
     """For tests whose tools ask children that need PyTorch: they are forked, too."""
 
-    def run_child(command, cwd=None, timeout=240, environment=None):
+    def run_child(command, cwd=None, timeout=240, cores=None, environment=None):
         variables = os.environ | (environment or {})
         done = run_python(*command[1:], cwd=cwd, timeout=timeout, env=variables)
         return done.returncode, done.stdout, done.stderr

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections import defaultdict
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,11 +21,12 @@ from conftest import ROOT, environment, run_python, small, write_tokens
 from made_up import copy_of_checkout
 
 from bench.commands.audit import Audit
-from bench.measure.journal import locked
+from bench.measure.lock import locked
 from bench.predict.store import run_traces
 from bench.report.page import write_html
 from gpt_speed import cli
 from gpt_speed.audit import marks, render
+from gpt_speed.audit.audit import Reports, machine_of, result_of, with_twice_the_batch
 from gpt_speed.audit.checks import CANT_TELL, HAS, LACKS, NO_HARDWARE, NOT_HERE, check
 from gpt_speed.audit.other_gpus import work_of
 from gpt_speed.audit.render import with_one_compile_row
@@ -33,7 +35,6 @@ from gpt_speed.audit.step import Step
 from gpt_speed.audit.translate import ABOUT, AT_LEAST, AT_MOST, translated
 from gpt_speed.audit.watch import Recording, Watch, WatchedOp
 from gpt_speed.cards import CARDS
-from gpt_speed.cli import machine_of, page_name, page_of, result_of
 from gpt_speed.common import UserError
 from gpt_speed.gains import (
     OUR_SHARES,
@@ -51,7 +52,7 @@ TOYS = ROOT / "tests" / "audit_toys.py"
 CHILD = ROOT / "gpt_speed" / "audit" / "child.py"
 AUDIT = ROOT / "measure.py", "audit", "--results-dir"
 TORCHRUN = "-m", "torch.distributed.run", "--nproc_per_node=2"
-# As bench.commands.audit.machine_of returns it.
+# As gpt_speed.audit.audit.machine_of returns it.
 MACHINE = dict(
     name="AMD EPYC", torch="2", dtype="float32", memory_total=2**34, rates=dict(float32=1e11)
 )
@@ -224,22 +225,47 @@ def test_speeds_on_other_gpus(tmp_path):
     (fast,) = report["speeds"]
     times = seconds(work_of(Step(facts)), CARDS["RTX 4090"])
     assert (fast["low"] + fast["high"]) / 2 == pytest.approx(32 / sum(times.values()))
-    page = tmp_path / page_name(report["command"], "")
-    page.write_text(page_of(report), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def watched_fast(tmp_path_factory) -> dict:
+    return on_gpu(toy("fast", tmp_path_factory.mktemp("fast")))
+
+
+@pytest.fixture
+def fast_facts(watched_fast) -> dict:
+    """Of a step of `fast`, as on a GPU; each test may change its own."""
+    return deepcopy(watched_fast)
+
+
+def test_speeds_stand_on_the_page_and_in_json(fast_facts, tmp_path):
+    report = report_of(fast_facts, cards=["RTX 4090"])
+    page = tmp_path / render.page_name(report["command"], "")
+    page.write_text(render.page(report), encoding="utf-8")
     html = write_html(page)
     assert "| RTX 4090 | " in page.read_text(encoding="utf-8")
     assert html.name == "audit-a.html" and ">RTX 4090</td>" in html.read_text(encoding="utf-8")
     assert json.loads(json.dumps(report)) == report
-    (amd,) = report_of(facts, tmp_path, ["MI300X"])["speeds"]
+
+
+def test_no_speed_on_an_amd(fast_facts):
+    (amd,) = report_of(fast_facts, cards=["MI300X"])["speeds"]
     assert amd["speed"] == "unchecked" and amd["low"] is amd["high"] is None
-    facts["ops"][0]["compiled"] = True  # runs uncompiled while it is watched
-    (slow,) = report_of(facts, tmp_path, ["T4"])["speeds"]
-    assert slow["speed"].startswith("at least")
-    for op in facts["ops"]:
+
+
+def test_a_compiled_step_is_at_least_as_fast(fast_facts):
+    """It runs uncompiled while it is watched."""
+    fast_facts["ops"][0]["compiled"] = True
+    (speed,) = report_of(fast_facts, cards=["T4"])["speeds"]
+    assert speed["speed"].startswith("at least")
+
+
+def test_no_speed_without_units(fast_facts):
+    for op in fast_facts["ops"]:
         if op.get("kernel") and op["kernel"][0]:
             op["kernel"][0] = "float64"
-    (without_units,) = report_of(facts, tmp_path, ["T4"])["speeds"]
-    assert without_units["speed"] == "no float64" and without_units["low"] is None
+    (speed,) = report_of(fast_facts, cards=["T4"])["speeds"]
+    assert speed["speed"] == "no float64" and speed["low"] is None
 
 
 # What `fast`, the plain one, lacks on any machine, by the numbers of the techniques.
@@ -672,7 +698,7 @@ def report_of(facts: dict, folder=None, cards=(), sessions=None, **timed) -> dic
         | timed
     )
     sessions = sessions or reference_sessions()
-    return result_of(["a.py"], timed, facts, facts, sessions, cards)
+    return result_of(["a.py"], Reports(timed, facts, facts), sessions, cards)
 
 
 def test_tokens_and_operations(ladder, tmp_path):
@@ -931,7 +957,7 @@ def test_memory_on_other_gpus(tmp_path):
 )
 @pytest.mark.parametrize("option", ["batch", "--batch"])
 def test_twice_the_batch(command, expected, option):
-    assert cli.with_twice_the_batch(command, option, has_cards=True) == (expected, 16)
+    assert with_twice_the_batch(command, option, has_cards=True) == (expected, 16)
 
 
 @pytest.mark.parametrize(
@@ -947,7 +973,7 @@ def test_twice_the_batch(command, expected, option):
 def test_no_batch_to_double(command, has_cards, ranks, says, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", ranks)
     with pytest.raises(UserError, match=says) as error:
-        cli.with_twice_the_batch(command, "batch", has_cards)
+        with_twice_the_batch(command, "batch", has_cards)
     assert error.value.code == 2
 
 
@@ -983,7 +1009,7 @@ def test_a_script_that_waits_has_no_core(forked_children):
 
 def test_a_machine_that_hides_its_memory(monkeypatch):
     machine = dict(name="Xeon", memory_total=None)
-    monkeypatch.setattr("gpt_speed.cli.ask_machine", lambda *_, **__: machine)
+    monkeypatch.setattr("gpt_speed.audit.audit.ask_machine", lambda *_, **__: machine)
     assert machine_of("python", dict(device="cpu", memory_total=None)) == machine
 
 

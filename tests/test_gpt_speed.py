@@ -8,14 +8,14 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import jsonschema
 import pytest
 import torch
 from conftest import ROOT, environment, load
 
-from gpt_speed import cli, machine, numeric
+from gpt_speed import cli, interpreter, machine, numeric
+from gpt_speed.audit.audit import machine_of
 from gpt_speed.cards import CARDS
 from gpt_speed.common import UserError
 from gpt_speed.gradients import judge, render
@@ -97,10 +97,10 @@ def test_whose_python_runs_the_script(monkeypatch, named, activated, has_torch, 
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     if activated:
         monkeypatch.setenv("VIRTUAL_ENV", activated)
-    monkeypatch.setattr(cli, "find_spec", lambda name: has_torch or None)
-    monkeypatch.setattr(cli.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(cli, "ask_machine", lambda python, rates: {})
-    assert cli.python_of(SimpleNamespace(python=named)) == expected
+    monkeypatch.setattr(interpreter, "find_spec", lambda name: has_torch or None)
+    monkeypatch.setattr(interpreter.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(interpreter, "ask_machine", lambda python, rates: {})
+    assert interpreter.usable_python(named) == expected
 
 
 def test_a_python_without_pytorch(tmp_path):
@@ -159,8 +159,8 @@ def test_the_machine_is_asked_once_after_the_runs(monkeypatch):
         orders.append(json.loads(command[-1]))
         return 0, json.dumps(dict(name="Xeon", memory_total=1)), ""
 
-    monkeypatch.setattr(cli.children, "run_child", run_child)
-    cli.machine_of("python", dict(device="cpu", memory_total=None))
+    monkeypatch.setattr("gpt_speed.children.run_child", run_child)
+    machine_of("python", dict(device="cpu", memory_total=None))
     assert [order["rates"] for order in orders] == [True]
     assert "NVIDIA H100 80GB HBM3" in orders[0]["known"]
 

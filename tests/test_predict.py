@@ -22,10 +22,11 @@ from bench.cli import make_parser
 from bench.commands.predict import Predict, prices, tokens
 from bench.common import REFERENCE
 from bench.predict import meta_patches, reference, store
+from bench.predict.code_hash import code_of
 from bench.predict.store import (
     Prediction,
+    Sizes,
     at_batch,
-    code_of,
     key_of,
     largest_that_fits,
     predict_all,
@@ -36,7 +37,15 @@ from bench.report import prediction_tables
 from gpt_speed import children, speed
 from gpt_speed.cards import CARDS, FILE, PEAK_FLOPS, Card, named
 from gpt_speed.common import UserError
-from gpt_speed.memory import MIB, Allocator, DoesNotFit, MemoryNeed, memory_need, simulate
+from gpt_speed.memory import (
+    MIB,
+    Allocator,
+    DoesNotFit,
+    Event,
+    MemoryNeed,
+    memory_need,
+    simulate,
+)
 from gpt_speed.speed import Work, seconds, work_at
 from gpt_speed.tables import markdown
 
@@ -59,7 +68,7 @@ SMALL = ["--model", "cpu-demo", "--dropout", "0.1"]
     ],
 )
 def test_segments(sizes, reserved):
-    assert simulate(sizes).reserved == reserved
+    assert simulate([Event(size) for size in sizes]).reserved == reserved
 
 
 def test_neighbours_merge_and_the_best_fit_is_taken():
@@ -76,7 +85,7 @@ def test_neighbours_merge_and_the_best_fit_is_taken():
 
 
 def test_a_full_card_gives_free_segments_back_first():
-    events = [30 * MIB, 30 * MIB, -1, 40 * MIB]
+    events = [Event(30 * MIB), Event(30 * MIB), Event(released=0), Event(40 * MIB)]
     assert simulate(events).reserved == 100 * MIB
     assert simulate(events, capacity=90 * MIB).peak_reserved == 70 * MIB
     assert memory_need(events) == MemoryNeed(reserved=100, minimum=70)
@@ -84,14 +93,19 @@ def test_a_full_card_gives_free_segments_back_first():
     assert [largest_that_fits(needs, store.OTHERS + mib) for mib in (799, 800, 2100)] == [0, 8, 16]
     assert [largest_that_fits(needs, 2100, 24, others) for others in (100, 101)] == [24, 0]
     with pytest.raises(DoesNotFit):  # a segment of which a part is in use can't go
-        simulate([2 * MIB, 15 * MIB, -2, 40 * MIB], capacity=50 * MIB)
+        simulate(
+            [Event(2 * MIB), Event(15 * MIB), Event(released=1), Event(40 * MIB)],
+            capacity=50 * MIB,
+        )
 
 
 def test_what_grows_with_the_batch():
-    assert at_batch(32, [800, -1, 5, -2], [1600, -1, 5, -2]) == [3200, -1, 5, -2]
-    for other in ([1600, -1, 5], [1600, -2, 5, -1]):
+    first, second = Event(released=0), Event(released=1)
+    events = [Event(800), first, Event(5), second]
+    assert at_batch(32, events, [Event(1600), *events[1:]]) == [Event(3200), *events[1:]]
+    for other in ([Event(1600), first, Event(5)], [Event(1600), second, Event(5), first]):
         with pytest.raises(ValueError, match="differs|argument"):
-            at_batch(32, [800, -1, 5, -2], other)
+            at_batch(32, events, other)
     rest, loss = ("rest", "", True), ("loss", "", True)
     works = {8: [Work(*rest, 2, 80, 100)], 16: [Work(*rest, 2, 160, 150), Work(*loss, 1, 0, 8)]}
     assert work_at(32, works) == [Work(*rest, 2, 320, 250), Work(*loss, 3, 0, 24)]
@@ -117,7 +131,7 @@ def predicted(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         if b"bad" in text or b"refuses" in text and batch == 2:
             return None
-        events = [40 * MIB] * batch if b"odd" in text else [batch * 40 * MIB]
+        events = [Event(40 * MIB)] * batch if b"odd" in text else [Event(batch * 40 * MIB)]
         return dict(
             events=events,
             step=[["rest", "", True, 1, 0, batch]],
@@ -137,11 +151,11 @@ def predicted(tmp_path, monkeypatch):
     return SimpleNamespace(
         asked=asked,
         file=tmp_path / "predict.json",
-        predict=lambda script, options=(), **more: store.predict(
-            program_of(Texts(), script, list(options)), tmp_path, **more
+        predict=lambda script, options=(), *sizes, **more: store.predict(
+            program_of(Texts(), script, list(options)), tmp_path, *sizes, **more
         ),
         all=lambda names, **more: predict_all(
-            [program_of(Texts(), name, []) for name in names], tmp_path, 1000, **more
+            [program_of(Texts(), name, []) for name in names], tmp_path, Sizes(1000), **more
         ),
     )
 
@@ -156,10 +170,10 @@ def test_predictions_are_stored(predicted):
     assert first.steps[16] == [Work("rest", "", True, 1, 0, 16)]
     assert list(json.loads(predicted.file.read_text())) == ["name --x"]
     assert predict("name", ["--x"]) == first == predict("name with edits", ["--x"])
-    assert predict("name", ["--x"], smallest=320) == first and len(asked) == 1
-    more = predict("name", ["--x"], smallest=319, batch=6)
+    assert predict("name", ["--x"], Sizes(320)) == first and len(asked) == 1
+    more = predict("name", ["--x"], Sizes(319, batch=6))
     assert asked[1:] == [(b"name", ["--x"], [1, 2, 4, 6])] and more.needs[6] == MemoryNeed(240, 240)
-    assert predict("name", ["--x"], smallest=1, batch=6) == more and len(asked) == 2
+    assert predict("name", ["--x"], Sizes(1, batch=6)) == more and len(asked) == 2
     assert predict("name", ["--x"], retrace=True) and len(asked) == 3
     assert predict("odd").needs[32] == MemoryNeed(32 * 40, 32 * 40)  # each size is traced
     asked.clear()
@@ -193,10 +207,10 @@ def test_two_predictions_at_once_are_both_stored(predicted, monkeypatch):
 
 
 def test_sizes_that_a_script_refuses_are_left_out(predicted):
-    assert set(predicted.predict("refuses", smallest=1).needs) == {*store.BATCHES} - {2}
+    assert set(predicted.predict("refuses", [], Sizes(1)).needs) == {*store.BATCHES} - {2}
     for script, batch in (("refuses", 2), ("bad", None)):
         with pytest.raises(UserError, match="traced"):
-            predicted.predict(script, batch=batch)
+            predicted.predict(script, [], Sizes(batch=batch))
 
 
 def test_the_code_of_a_script():
@@ -239,7 +253,7 @@ class Empty(dict): pass
 HASH = """
 import sys
 from pathlib import Path
-from bench.predict.store import code_of
+from bench.predict.code_hash import code_of
 for path in sys.argv[1:]:
     print(code_of(Path(path).read_bytes()))
 """
@@ -317,7 +331,7 @@ def traced(name, options: list[str], batch: int = 8) -> dict:
     return store.run_traces(shallow(name), options, [batch])[batch]
 
 
-def peak(events: list[int]) -> int:
+def peak(events: list[Event]) -> int:
     return simulate(events).peak_allocated
 
 
@@ -667,8 +681,8 @@ def test_the_table_of_the_command(command):
     assert text.count("| optimizer-muon |") == 1
     assert ["--model", "gpt2", "--no-compile"] in asked
     hours = [10e9 / speed / 3600 for speed in reversed(known.speeds(32, CARDS["L4"]))]
-    cost = store.span(*(0.5 * time for time in hours))
-    assert f"| {store.span(*hours)} | {cost} |" in answer(gpu="L4", tokens=10e9, price=[0.5])
+    cost = store.span([0.5 * time for time in hours])
+    assert f"| {store.span(hours)} | {cost} |" in answer(gpu="L4", tokens=10e9, price=[0.5])
 
 
 @pytest.mark.parametrize(
@@ -835,8 +849,8 @@ def test_sizes_of_two_scripts_do_not_mix(monkeypatch, tmp_path):
     """A stored prediction of an older script that lacks a size is made anew as a whole."""
     program = store.Program("made-up", b"now", [])
     sizes = {size: MemoryNeed(0, 1) for size in store.BATCHES}
-    older = store.Prediction(sizes, {}, 16, 1, store.code_of(b"before"))
-    newer = older._replace(code=store.code_of(b"now"))
+    older = store.Prediction(sizes, {}, 16, 1, code_of(b"before"))
+    newer = older._replace(code=code_of(b"now"))
     monkeypatch.setattr(store, "load", lambda key, *folders: older)
     monkeypatch.setattr(store, "traced", lambda program: newer)
     monkeypatch.setattr(
@@ -846,4 +860,4 @@ def test_sizes_of_two_scripts_do_not_mix(monkeypatch, tmp_path):
     )
     missing = tmp_path / "no folder, so that nothing is saved"
     assert store.predict(program, missing) is older
-    assert store.predict(program, missing, batch=3).code == newer.code
+    assert store.predict(program, missing, Sizes(batch=3)).code == newer.code

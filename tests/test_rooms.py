@@ -27,6 +27,7 @@ ORDER = {
         "cli",
         "gradients",
         "audit",
+        "interpreter",
         "speed",
         "cards",
         "tables",

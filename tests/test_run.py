@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,7 +45,8 @@ from bench.catalogue import Run
 from bench.commands.doctor import Doctor, Fits
 from bench.common import BOOK_TOKENS, ELSEWHERE, sha256
 from bench.measure import run, sizing
-from bench.measure.journal import data_of, journal_of, locked, read_journal
+from bench.measure.journal import data_of, journal_of, read_journal
+from bench.measure.lock import locked
 from bench.measure.plan import SCRATCH, Growth, Job
 from bench.measure.records import Status
 from bench.measure.run import Resume
@@ -477,37 +479,44 @@ class Dependent(Toy):
         yield plan
 
 
-def test_a_plan_may_depend_on_the_rows_of_the_one_before(place):
-    """It goes on where it was interrupted; where the second is older than the first, it starts
-    again."""
-
-    def study():
-        return Dependent(place.plan("a", "b", kind="first", rounds=1), place.plan("a", "b"))
-
+@pytest.fixture
+def dependent(place) -> Dependent:
+    """A study of three plans, of which b is the faster run."""
     place.children.does["b"] = dict(speed=200)
-    whole = [
-        ("a", 1, 123),
-        ("b", 1, 123),
-        ("b", 1, 123),
-        ("b", 2, 123),
-        ("a", 1, 123),
-        ("a", 2, 123),
-    ]
-    assert place.run(study(), rounds=2) == whole
+    return Dependent(place.plan("a", "b", kind="first", rounds=1), place.plan("a", "b"))
+
+
+OF_ALL_PLANS = [
+    ("a", 1, 123),
+    ("b", 1, 123),
+    ("b", 1, 123),
+    ("b", 2, 123),
+    ("a", 1, 123),
+    ("a", 2, 123),
+]
+
+
+def test_a_plan_may_depend_on_the_rows_of_the_one_before(place, dependent):
+    assert place.run(dependent, rounds=2) == OF_ALL_PLANS
     assert [(measured.kind, measured.results) for measured in read_journal(place.path)] == [
         (measured.kind, measured.results) for measured in place.measured
     ]
-    for place.children.stop_at in (2, 3, 5):
-        place.path.unlink()
-        place.children.calls.clear()
-        with pytest.raises(children.Interrupted):
-            place.run(study(), rounds=2)
-        assert place.run(study(), rounds=2, resume=REQUIRED) == whole[place.children.stop_at - 1 :]
-    first, second = study().made_with
+
+
+@pytest.mark.parametrize("stop_at", [2, 3, 5])
+def test_a_study_of_several_plans_goes_on_where_it_was_interrupted(place, dependent, stop_at):
+    place.children.stop_at = stop_at
+    again = deepcopy(dependent)  # its plans get their runs one after the other
+    with pytest.raises(children.Interrupted):
+        place.run(dependent, rounds=2)
+    assert place.run(again, rounds=2, resume=REQUIRED) == OF_ALL_PLANS[stop_at - 1 :]
+
+
+def test_a_plan_that_is_older_than_the_one_before_starts_again(place, dependent):
+    first, second = dependent.made_with
     for plan, id in ((second, "1"), (first, "2")):
         write_journal(place.setup.results, "toy", plan, id=id, data=data_of(place.setup.data))
-    place.children.stop_at = None
-    place.run(Dependent(first, second), rounds=2, resume=REQUIRED)
+    place.run(dependent, rounds=2, resume=REQUIRED)
     assert place.measured[0].id == "2" and place.measured[1].id not in "12"
 
 

@@ -5,6 +5,7 @@ from statistics import median
 
 from bench.measure.records import Record
 from gpt_speed.gradients.tolerance import (
+    TIMES_REFERENCE,
     TOLERANCES,
     Deviation,
     Tolerance,
@@ -16,7 +17,6 @@ from gpt_speed.gradients.tolerance import (
 # In a type smaller than float32 half of the tensors are off by less than MEDIAN roundings. A norm's
 # gradient is a sum over tokens that nearly cancel, so that only its angle and length tell.
 MEDIAN, COSINE, NORM = 2, 0.9, 1.25
-TIMES = 3  # how many times what the uncompiled program is off by a compiled one may be
 ENOUGH = 0.5  # of the tensors have to be judged
 
 COMPILED, UNCOMPILED = "compiled to uncompiled", "uncompiled to reference"  # comparisons
@@ -107,7 +107,7 @@ def judge_compiled(tensors: Tensors, uncompiled: Tensors, tolerance: Tolerance) 
     """Judges a compiled program in a smaller type by the uncompiled one, which rounds as often."""
     deviations = {}
     for name, distances in tensors.items():
-        bound = tolerance.floor + TIMES * uncompiled[name][0]
+        bound = tolerance.floor + TIMES_REFERENCE * uncompiled[name][0]
         deviations[name] = Deviation(error_of(distances), bound)
     return judgement_of(deviations)
 

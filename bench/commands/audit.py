@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from argparse import ArgumentParser
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 from bench.analysis.gains import ladder_sessions
 from bench.commands import Command
 from bench.common import ROOT, relative, write_whole
-from bench.measure.journal import alone, clone_locked
+from bench.measure.lock import alone, clone_locked
+from bench.measure.plan import Setup
 from bench.report.page import write_html
 from gpt_speed import cli
 from gpt_speed.audit import render
@@ -26,11 +28,10 @@ class Audit(Command):
 
     group = "start here"
 
-    def options(self, parser):
-        parser.usage = "measure.py audit [options] SCRIPT|-m MODULE [ITS ARGUMENTS]"
+    def options(self, parser: ArgumentParser) -> None:
         cli.add_audit(parser, python=sys.executable)
 
-    def answer(self, setup):
+    def answer(self, setup: Setup) -> str:
         args = setup.args
         command = cli.command_of(args)
         if setup.options:  # those behind -- are the script's
@@ -40,8 +41,8 @@ class Audit(Command):
             result = cli.audited(args, command, sessions)
         if result is None:
             return ""
-        page = page_in(setup.results, cli.page_name(result["command"], args.name))
-        write_whole(page, cli.page_of(result))
+        page = page_in(setup.results, render.page_name(result["command"], args.name))
+        write_whole(page, render.page(result))
         pages = [page]
         html = write_html(page)
         if html:

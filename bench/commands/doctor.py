@@ -1,6 +1,7 @@
 """What works on this machine, what is missing, what to type next; what make starts."""
 
 import sys
+from argparse import ArgumentParser
 from pathlib import Path
 
 from bench import processes
@@ -19,7 +20,7 @@ class Doctor(Command):
     group = "start here"
     needs_machine = True
 
-    def answer(self, setup):
+    def answer(self, setup: Setup) -> str:
         machine, compile_error = setup.machine, processes.ask_machine("compile_error")
         lines = [
             ("PyTorch", f"{machine['torch']}, Python {machine['python']}, {machine['os']}"),
@@ -69,10 +70,10 @@ class Fits(Command):
     group = "maintenance"
     needs_machine = True
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         parser.add_argument("stage", choices=list(STAGES), help="which of the three scripts")
 
-    def answer(self, setup):
+    def answer(self, setup: Setup) -> str:
         stage, machine = setup.args.stage, setup.machine
         if machine.get("gpu_needs") and stage == "00":  # the first that make asks for
             print(f"missing: {machine['gpu_needs']}", file=sys.stderr)

@@ -1,8 +1,8 @@
 """A machine's page, with what is missing measured first; and the generated blocks of others."""
 
-import argparse
 import sys
 import time
+from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, field, replace
 
 from bench.commands import Command
@@ -30,7 +30,7 @@ class Report(Command):
     group = "start here"
     needs_machine = True
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--minutes",
             type=above_0,
@@ -52,10 +52,10 @@ class Report(Command):
         )
         add_techniques(parser, "which techniques, for ladder and leave-one-out (default: all)")
 
-    def measures(self, args):
+    def measures(self, args: Namespace) -> bool:
         return True
 
-    def run(self, setup):
+    def run(self, setup: Setup) -> int:
         """Returns the exit code: 1 if something failed."""
         return make_report(studies_to_measure(setup.args.studies), setup)
 
@@ -84,7 +84,7 @@ def jobs_of(studies: list[Study], setup: Setup) -> list[tuple[Study, Setup]]:
 
 def setup_for(study: Study, line: str, setup: Setup) -> Setup:
     """Returns the setup of a report with a study's own options, a line."""
-    args = argparse.Namespace(**study.arguments(line) | vars(setup.args))
+    args = Namespace(**study.arguments(line) | vars(setup.args))
     return replace(setup, in_report=True, args=args)
 
 
@@ -108,12 +108,7 @@ def make_report(studies: list[Study], setup: Setup) -> int:
     Raises UserError where nothing can be measured."""
     began = time.monotonic()
     deadline = began + 60 * setup.args.minutes - PAGE_SECONDS
-    prepare_tokens(setup.data)
-    look = look_at(setup.results)
-    for thing in look["missing"]:
-        print(f"missing: {thing}")
-    batches = batches_that_fit(setup, composed=False)
-    jobs = jobs_of(studies, replace(setup, matmul_peak=look["matmul_peak"], batches=batches))
+    jobs = jobs_of(studies, prepared(setup))
     progress = Progress([study.name for study, _ in jobs])
     try:
         measure_studies(jobs, progress, deadline)
@@ -122,6 +117,17 @@ def make_report(studies: list[Study], setup: Setup) -> int:
     head = page.read_text(encoding="utf-8").partition("## ")[0]
     print(f"\n{head}{relative(page)}, after {(time.monotonic() - began) / 60:.1f} minutes")
     return int(progress.has_failed or bool(progress.refused))
+
+
+def prepared(setup: Setup) -> Setup:
+    """Returns the setup with what all studies have alike: tokens, how fast matrices are multiplied
+    here, and the batch sizes that fit. Prints what this machine lacks. Raises UserError."""
+    prepare_tokens(setup.data)
+    look = look_at(setup.results)
+    for thing in look["missing"]:
+        print(f"missing: {thing}")
+    batches = batches_that_fit(setup, composed=False)
+    return replace(setup, matmul_peak=look["matmul_peak"], batches=batches)
 
 
 def measure_studies(jobs: list[tuple[Study, Setup]], progress: Progress, deadline: float) -> None:
@@ -151,6 +157,6 @@ class Readme(Command):
 
     group = "maintenance"
 
-    def answer(self, setup):
+    def answer(self, setup: Setup) -> str:
         changed = write_readme(all_studies())
         return f"README.md, docs/, results/: {'written' if changed else 'nothing to change'}"

@@ -3,20 +3,19 @@ the batch that fits, the tokens per second, and what a number of tokens costs.""
 
 import re
 from argparse import ArgumentParser, Namespace
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from bench.catalogue import GPUS, Run
 from bench.commands import Command
-from bench.common import has_option
+from bench.common import Machine, has_option
 from bench.measure.plan import Setup
 from bench.predict import reference
+from bench.predict.code_hash import code_of
+from bench.predict.forecast import Forecast, Offer
 from bench.predict.store import (
     OTHERS,
     Prediction,
-    code_of,
-    largest_that_fits,
+    Sizes,
     predict,
     predict_all,
     program_of,
@@ -25,9 +24,8 @@ from bench.predict.store import (
 from bench.subcommands import above_0, number_from, positive
 from gpt_speed.cards import CARDS, Card, named
 from gpt_speed.common import UserError
-from gpt_speed.memory import MemoryNeed
 from gpt_speed.speed import KINDS, LEAST_BATCH, UNCHECKED
-from gpt_speed.tables import Table, markdown, num_col, text_col, value_col
+from gpt_speed.tables import Column, Table, markdown, num_col, text_col, value_col
 from patches import stack
 
 OLDEST = 7.0  # compute capability of the cards that 01 and 02 are for
@@ -61,11 +59,6 @@ def count(text: str) -> float:
 tokens = number_from(1, count, below=1e18)
 
 
-def words(text: str) -> list[str]:
-    """Returns what stands between commas."""
-    return [word for word in text.split(",") if word.strip()]
-
-
 def prices(text: str) -> list[float]:
     """Returns the numbers in "2.7,1.7". Raises ValueError, ArgumentTypeError."""
     return [above_0(price) for price in text.split(",")]
@@ -76,23 +69,25 @@ class Predict(Command):
 
     group = "start here"
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         add_gpu_options(parser)
         add_script_options(parser)
         add_length_options(parser)
         add_tracing_options(parser)
 
-    def answer(self, setup):
+    def answer(self, setup: Setup) -> str:
         args = setup.args
         if any(has_option(name, setup.options) for name in ("--batch-size", "--model")):
             raise UserError("--batch-size and --model go before --", 2)
         if args.gpu.strip().lower() == "list":
             return list_of_cards()
-        cards, gpus = cards_of(args)
-        smallest = min(card.mib for card in cards.values()) - OTHERS
+        gpus, names = parse_gpus(args.gpu)
+        offers = offers_of(args, names)
+        smallest = min(offer.card.mib for offer in offers) - OTHERS
         if args.all:
-            return trace_what_pages_show(setup, smallest)
-        return answer_text(setup, forecasts(setup, cards, runs_asked_for(setup, gpus), smallest))
+            return trace_what_pages_show(setup, Sizes(smallest))
+        runs = runs_asked_for(setup, gpus)
+        return answer_text(setup, forecasts(setup, offers, runs, Sizes(smallest, args.batch_size)))
 
 
 def list_of_cards() -> str:
@@ -102,11 +97,11 @@ def list_of_cards() -> str:
     )
 
 
-def trace_what_pages_show(setup: Setup, smallest: int) -> str:
+def trace_what_pages_show(setup: Setup, sizes: Sizes) -> str:
     """Stores the predictions that the pages show. Returns how many there are. Raises UserError,
     StackError, OSError."""
     programs = [program_of(setup.scripts, *pair) for pair in reference.wanted()]
-    return predict_all(programs, setup.results, smallest, setup.args.retrace)
+    return predict_all(programs, setup.results, sizes, setup.args.retrace)
 
 
 def add_gpu_options(parser: ArgumentParser) -> None:
@@ -181,10 +176,9 @@ def add_tracing_options(parser: ArgumentParser) -> None:
     )
 
 
-def cards_of(args: Namespace) -> tuple[dict[str, Card], int | None]:
-    """Returns the cards that are asked for, by their names, and how many of one 02 has; None where
-    it isn't asked for. Raises UserError."""
-    gpus, names = parse_gpus(args.gpu)
+def offers_of(args: Namespace, names: str) -> list[Offer]:
+    """Returns the cards that are asked for, by their names or by --memory, each with its price.
+    Raises UserError."""
     check_own_card(args, names)
     if args.memory:
         cards = {f"{args.memory:g} GB": own_card(args)}
@@ -192,24 +186,29 @@ def cards_of(args: Namespace) -> tuple[dict[str, Card], int | None]:
         cards = {name: card for name, card in CARDS.items() if card.capability >= OLDEST}
     else:
         cards = {name: CARDS[name] for name in named(names)}
-    check_prices(args, [*cards])
-    return cards, gpus
+    prices = prices_of(args, [*cards])
+    return [Offer(*card, price) for card, price in zip(cards.items(), prices, strict=True)]
 
 
-def check_prices(args: Namespace, cards: list[str]) -> None:
-    """Raises UserError for prices that aren't those of the cards, or without tokens to buy."""
+def prices_of(args: Namespace, cards: list[str]) -> list[float | None]:
+    """Returns a price for each of the cards: one may be that of all, and there may be none. Raises
+    UserError for other numbers of them, or where there are no tokens to buy."""
     if not args.price:
-        return
+        return [None] * len(cards)
     if not args.tokens or len(args.price) not in (1, len(cards)):
         raise UserError(
             f"--price needs --tokens, and one price, or one for each of {len(cards)}"
             f" GPUs: {', '.join(cards)}",
             2,
         )
+    if len(args.price) == 1:
+        return args.price * len(cards)
+    return args.price
 
 
 def parse_gpus(text: str) -> tuple[int | None, str]:
-    """Returns (8, "H100") for "8xH100", and (None, "H100") for "H100"."""
+    """Returns (8, "H100") for "8xH100", and (None, "H100") for "H100": 02 is asked for on eight, or
+    it isn't."""
     match = re.match(r"([1-9]\d*) *[xX×]\s*", text.strip())
     if not match:
         return None, text.strip()
@@ -273,7 +272,7 @@ def variants_asked_for(setup: Setup, gpus: int) -> list[Run]:
     for variant in (setup.args.variants or "").split(","):
         if variant.strip():
             base = setup.scripts.stage(base_of(variant), gpus)
-            runs += setup.scripts.variants(base, dict(gpus=gpus), names=variant)
+            runs += setup.scripts.variants(base, Machine(gpus=gpus), names=variant)
     return runs
 
 
@@ -286,188 +285,43 @@ def base_of(variant: str) -> str:
     return "01"
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """A script on a GPU: whether it fits, at which batch, how fast it is, and what that costs.
-
-    What the prediction doesn't know is None, as the speed of a script that doesn't fit."""
-
-    name: str  # of the GPU
-    card: Card
-    run: Run
-    prediction: Prediction
-    wanted_batch: int | None  # of each GPU (None: the largest that fits)
-    tokens: float | None  # to train on
-    price: float | None  # of one GPU, per hour
-
-    @cached_property
-    def batch(self) -> int:
-        """The batch size that fits, 0 where none does."""
-        return largest_that_fits(self.prediction.needs, self.card.mib, self.wanted_batch)
-
-    @property
-    def memory_batch(self) -> int:
-        """The batch size whose memory the answer names, also where it doesn't fit."""
-        return self.batch or self.wanted_batch or min(self.prediction.needs)
-
-    @property
-    def need(self) -> MemoryNeed:
-        return self.prediction.needs[self.memory_batch]
-
-    @property
-    def card_gb(self) -> float:
-        return self.card.mib / 1024
-
-    @property
-    def limit(self) -> int:
-        """The MiB that a script may take."""
-        return self.card.mib - OTHERS
-
-    @property
-    def reserved_gb(self) -> float | None:
-        if not self.batch:
-            return None
-        return min(self.need.reserved, self.limit) / 1024
-
-    @property
-    def fits(self) -> str:
-        if not self.batch:
-            return "does not fit"
-        is_tight = reference.RESERVE * self.need.minimum > self.limit
-        if is_tight and reserves_more(self.run):
-            return "only just fits"
-        return "fits"
-
-    @property
-    def has_speed(self) -> bool:
-        return bool(self.batch and self.card.bandwidth)
-
-    @property
-    def speeds(self) -> tuple[float, float] | None:
-        """The least and the most tok/sec of all GPUs."""
-        if not self.has_speed:
-            return None
-        return self.prediction.speeds(self.batch, self.card, self.run.processes)
-
-    def speed_range(self, gpus: int) -> str | None:
-        """Returns the tok/sec of so many GPUs in thousands, or why they aren't known."""
-        if not self.has_speed:
-            return None
-        return self.prediction.speed_range(self.batch, self.card, gpus)
-
-    @property
-    def speed(self) -> str | None:
-        return self.speed_range(1)
-
-    @property
-    def speed_of_all(self) -> str | None:
-        """The same of several GPUs; None of one."""
-        if not self.speeds or self.run.processes == 1:
-            return None
-        return self.speed_range(self.run.processes)
-
-    @property
-    def mfu(self) -> float | None:
-        if not self.speeds:
-            return None
-        return self.prediction.mfu(self.batch, self.card)
-
-    @property
-    def shares(self) -> dict[str, float] | None:
-        """The share of a step's time by the kind of work, of speed.KINDS."""
-        if not self.speeds:
-            return None
-        times = self.prediction.seconds(self.batch, self.card)
-        return {kind: seconds / sum(times.values()) for kind, seconds in times.items()}
-
-    @property
-    def hours(self) -> tuple[float, float] | None:
-        """The least and the most hours that the tokens take."""
-        if not self.speeds or not self.tokens:
-            return None
-        least, most = self.speeds
-        return self.tokens / most / 3600, self.tokens / least / 3600
-
-    @property
-    def cost(self) -> tuple[float, float] | None:
-        """What these hours of all GPUs cost."""
-        if not self.hours or not self.price:
-            return None
-        least, most = self.hours
-        return least * self.run.processes * self.price, most * self.run.processes * self.price
-
-    def sentence(self, model: str) -> str:
-        """Returns the answer in words."""
-        sentence = (
-            f"{self.name}, {model}, {self.run.label}: {self.fits} at batch {self.memory_batch}"
-            f" (needs {self.need.minimum / 1024:.2f} of {self.limit / 1024:.2f} GB)"
-        )
-        if self.has_speed:
-            sentence += f", {self.speed_range(self.run.processes)}"
-        if self.speeds:
-            sentence += " thousand tok/sec"
-        return f"{sentence}."
-
-
-def reserves_more(run: Run) -> bool:
-    """Returns whether a script may reserve more than predicted, as from technique 14 on."""
-    return run.script != "00" and (run.number is None or run.number >= 14)
-
-
-def forecasts(
-    setup: Setup, cards: dict[str, Card], runs: list[Run], smallest: int
-) -> dict[str, list[Forecast]]:
-    """Returns by each card's name what every script does on it. `smallest`: the MiB of the smallest
-    card. Raises UserError, StackError."""
-    args = setup.args
-    by_card: dict[str, list[Forecast]] = {}
-    prices = one_price_each(args.price, len(cards))
+def forecasts(setup: Setup, offers: list[Offer], runs: list[Run], sizes: Sizes) -> list[Forecast]:
+    """Returns what every script does on each card, one card after the other. Raises UserError,
+    StackError."""
+    args, rows = setup.args, []
     predictions: dict[str, Prediction] = {}  # one for all cards
-    for (name, card), price in zip(cards.items(), prices, strict=True):
-        by_card[name] = []
-        for run in runs_on(card, runs, setup):
+    for offer in offers:
+        for run in runs_on(offer.card, runs, setup):
             if run.name not in predictions:
-                predictions[run.name] = predict_run(run, setup, smallest)
+                predictions[run.name] = predict_run(run, setup, sizes)
             prediction = predictions[run.name]
-            forecast = Forecast(name, card, run, prediction, args.batch_size, args.tokens, price)
-            by_card[name].append(forecast)
-    return by_card
-
-
-def one_price_each(prices: list[float] | None, cards: int) -> list[float | None]:
-    """Returns a price for each of the cards: one may be that of all, and there may be none."""
-    if not prices:
-        return [None] * cards
-    if len(prices) == 1:
-        return [*prices] * cards
-    return [*prices]
+            rows.append(Forecast(offer, run, prediction, args.batch_size, args.tokens))
+    return rows
 
 
 def runs_on(card: Card, runs: list[Run], setup: Setup) -> list[Run]:
     """Returns what a card trains in place of the scripts, unless the options choose the type."""
     if has_option("--dtype", setup.options):
         return runs
-    return [reference.in_place(setup.scripts, run, card) for run in runs]
+    return [reference.in_place(run, card) for run in runs]
 
 
-def predict_run(run: Run, setup: Setup, smallest: int) -> Prediction:
+def predict_run(run: Run, setup: Setup, sizes: Sizes) -> Prediction:
     """Returns what a script takes with the options of the command line. Raises UserError,
     StackError."""
-    args = setup.args
-    options = ["--model", args.model, *setup.options, *run.options]
+    options = ["--model", setup.args.model, *setup.options, *run.options]
     program = program_of(setup.scripts, run.script, options)
-    return predict(program, setup.results, smallest, args.batch_size, args.retrace)
+    return predict(program, setup.results, sizes, setup.args.retrace)
 
 
-def answer_text(setup: Setup, by_card: dict[str, list[Forecast]]) -> str:
+def answer_text(setup: Setup, rows: list[Forecast]) -> str:
     """Returns the answer in words of the last script on each of a few cards, the table, and what
     has to be known of it. Raises StackError."""
-    rows = [row for rows in by_card.values() for row in rows]
+    last_of = {row.offer.name: row for row in rows}
     lines = []
-    if len(by_card) <= FEW:
-        lines = [rows_of_card[-1].sentence(setup.args.model) for rows_of_card in by_card.values()]
-        lines.append("")
-    table = table_of(rows, len(by_card), setup.args)
+    if len(last_of) <= FEW:
+        lines = [*(row.sentence(setup.args.model) for row in last_of.values()), ""]
+    table = table_of(rows, len(last_of), setup.args)
     return "\n".join([*lines, markdown(table), *notes_of(setup, rows)])
 
 
@@ -475,32 +329,21 @@ def table_of(rows: list[Forecast], cards: int, args: Namespace) -> Table:
     """Returns at which batch and how fast each script is on each card; of a single card where the
     time of a step goes; and if asked for how long args.tokens take, and what they cost."""
     columns = [
-        text_col("card", "name"),
+        text_col("card", "offer.name"),
         num_col("GB", "card_gb", ".0f"),
         text_col("script", "run.label"),
-        value_col("batch", "batch", batch_text),
+        Column("batch", lambda row: str(row.batch or "none")),
         num_col("GB reserved", "reserved_gb", ".2f"),
-        num_col("tok/sec, thousands", "speed"),
+        num_col("tok/sec, thousands", "speed_of_one"),
         num_col("of all its GPUs", "speed_of_all"),
-        num_col("MFU", "mfu", ".0%"),
-        value_col("hours", "hours", range_text),
-        value_col("cost", "cost", range_text),
+        num_col("MFU", "speed.mfu", ".0%"),
+        value_col("hours", "hours", span),
+        value_col("cost", "cost", span),
     ]
     if cards == 1:
-        columns += [num_col(kind, f"shares.{kind}", ".0%") for kind in KINDS]
+        columns += [num_col(kind, f"speed.shares.{kind}", ".0%") for kind in KINDS]
     size = f"batch {args.batch_size}" if args.batch_size else "the largest batch, a power of two"
     return Table(columns, rows, f"{args.model} at {size}:")
-
-
-def batch_text(batch: int) -> str:
-    return str(batch or "none")
-
-
-def range_text(ends: tuple[float, float] | None) -> str:
-    """Writes a range; "" without one."""
-    if not ends:
-        return ""
-    return span(*ends)
 
 
 def notes_of(setup: Setup, rows: list[Forecast]) -> list[str]:
@@ -508,7 +351,7 @@ def notes_of(setup: Setup, rows: list[Forecast]) -> list[str]:
     notes = [NOTE]
     if any(row.run.processes > 1 for row in rows):
         notes.append(ON_SEVERAL)
-    if any(row.speed == UNCHECKED for row in rows):
+    if any(row.speed_of_one == UNCHECKED for row in rows):
         notes.append(OUTSIDE)
     changed = changed_scripts(setup, rows)
     if changed:

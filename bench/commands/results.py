@@ -3,17 +3,20 @@
 import re
 import shutil
 import tempfile
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.analysis.folders import newest_in, rows_in
 from bench.analysis.rows import Row, Rows
 from bench.analysis.stats import POOLED_LEVEL, Estimate, significant
-from bench.catalogue import Run, technique_names
+from bench.analysis.totals import is_plain
+from bench.catalogue import technique_names
 from bench.commands import Command
 from bench.common import DAMAGE, REFERENCE, relative
-from bench.measure.journal import locked
+from bench.measure.lock import locked
 from bench.measure.machine import foreign_measurement, read_look
+from bench.measure.plan import Setup
 from bench.report.notes import machine_note, provenance
 from bench.report.page import write_page
 from bench.report.tables import INTERVAL, credited
@@ -32,14 +35,14 @@ class Compare(Command):
 
     group = "results"
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         for name in "AB":
             parser.add_argument(
                 name,
                 help="a folder of results with a ladder, or the name of one in results/reference",
             )
 
-    def answer(self, setup):
+    def answer(self, setup: Setup) -> str:
         one, other = setup.args.A, setup.args.B
         rows, others = map(ladder_in, (one, other))
         options, other_options = rows.measured.options, others.measured.options
@@ -115,9 +118,10 @@ def pairs_of(rows: Rows, others: Rows) -> list[Pair]:
     return pairs
 
 
-def step_of(row: Row) -> tuple[str, str]:
-    """Returns the names of the runs before and after a technique."""
-    return row.reference.run.name, row.run.name
+def step_of(row: Row) -> tuple[str | None, str]:
+    """Returns the names of the runs before and after a technique; None for none before it."""
+    before = row.reference.run.name if row.reference else None
+    return before, row.run.name
 
 
 def differences_in_words(pairs: list[Pair]) -> dict[str, str]:
@@ -152,26 +156,25 @@ class Pack(Command):
 
     group = "results"
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "name",
             metavar="NAME",
             help="the machine, such as rtx-4090: small letters, digits and hyphens",
         )
 
-    def run(self, setup):
-        """Copies the results, and prints what is next. Raises UserError, OSError."""
+    def answer(self, setup: Setup) -> str:
+        """Copies the results, and says what is next. Raises UserError, OSError."""
         results, target = setup.results, target_of(setup.args.name)
         with locked(results):
             write_complete_page(results)
             copy_results(results, target)
-        print(
+        return (
             f"{len([*target.iterdir()])} files in {relative(target)}\n"
             f"{more_rounds(results)}"
             "Now write its README.md (docs/results.md says what it has to state), and run"
             " python measure.py readme"
         )
-        return 0
 
 
 def target_of(name: str) -> Path:
@@ -245,22 +248,16 @@ def rounds_in(results: Path) -> dict[str, int]:
     rounds = {}
     for study in ENOUGH:
         rows = rows_in(results, study)
-        rounds[study] = min(rounds_of("00", rows), rounds_of("01", rows))
+        of_00 = max((row.rounds for row in rows if is_plain(row)), default=0)
+        of_01 = max((row.rounds for row in rows if is_whole(row)), default=0)
+        rounds[study] = min(of_00, of_01)
     return rounds
 
 
-def rounds_of(stage: str, rows: list[Row]) -> int:
-    """Returns in how many rounds 00 or 01 ran."""
-    return max((row.rounds for row in rows if stage_of(row.run) == stage), default=0)
-
-
-def stage_of(run: Run) -> str | None:
-    """Returns which of the three scripts a run is of; the ends of the ladder are 00 and 01. None
-    for another one."""
-    if run.stage:
-        return run.stage
-    last = len(technique_names()) - 1  # DDP comes behind it
-    return {0: "00", last: "01"}.get(run.number)
+def is_whole(row: Row) -> bool:
+    """Returns whether a row is that of 01, alone or as a ladder's script with every technique."""
+    every = len(technique_names()) - 1  # DDP comes behind it
+    return row.run.stage == "01" or row.run.number == every
 
 
 def more_rounds(results: Path) -> str:

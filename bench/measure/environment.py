@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.common import ROOT
+from bench.common import ROOT, Machine
 
 # PyTorch's builds for NVIDIA GPUs: the CUDA that the driver has to support, the oldest compute
 # capability that the build has kernels for, and the one from which on it has none.
@@ -149,11 +149,12 @@ def nvidia_smi(fields: str) -> list[str]:
     return [line for line in answer.stdout.splitlines() if re.fullmatch(form, line)]
 
 
-def missing_here(machine: dict, compile_fails: str | None) -> list[str]:
+def missing_here(machine: Machine, compile_fails: str | None) -> list[str]:
     """Returns how to get each thing that is missing; `compile_fails` is why torch.compile does."""
     missing = []
-    if machine.get("gpu_needs"):
-        missing.append(machine["gpu_needs"])
+    gpu_needs = machine.get("gpu_needs")
+    if gpu_needs:
+        missing.append(gpu_needs)
     elif not machine["gpus"]:
         missing.append("an NVIDIA GPU: without one the small model `cpu-demo` runs")
     if compile_fails:

@@ -103,7 +103,8 @@ class TrainingRun:
         given: dict[str, torch.Tensor] | None,
         directions: int = 0,
     ):
-        self.script, self.sizes, self.given = script, sizes, given
+        self.script: Any = script  # a module, whose clock is replaced
+        self.sizes, self.given = sizes, given
         self.directions = directions  # of numeric derivatives in each tensor; 0: none are wanted
         # What train() is given, and how it is watched, from the time when it begins.
         self.model: Any = None

@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch.utils import collect_env
 
-from bench.common import ROOT, load_script
+from bench.common import ROOT, Machine, load_script
 from bench.measure import environment
 from gpt_speed import machine
 from patches import stack
@@ -23,11 +23,8 @@ def available_cores() -> int | None:
     return os.cpu_count()
 
 
-def this_machine() -> dict:
-    """Returns what a study has to know of it. `device` is "cuda" or "cpu"; `driver` and
-    `capability`, such as "8.0", are the GPU's, or None; `cuda` is the version that PyTorch was
-    built with, or None; `ram_gb` is the host's memory in GB (1024³ bytes), or None; `dtype` is the
-    type that the optimized scripts train in here, "bfloat16" or "float32", with its reason."""
+def this_machine() -> Machine:
+    """Returns what a study has to know of it."""
     os.environ["LC_ALL"] = "C"  # so that the system's description isn't translated
     cpu = machine.cpu_name(collect_env.get_cpu_info(collect_env.run) or "")
     gpu, build = first_gpu(), torch_build()
@@ -35,7 +32,7 @@ def this_machine() -> dict:
     if gpu:
         device, name, driver, capability = "cuda", gpu.name, driver_version(), gpu.capability
     dtype, dtype_reason = best_dtype()
-    return dict(
+    return Machine(
         device=device,
         gpus=gpu_count(),
         name=" ".join(name.split()),

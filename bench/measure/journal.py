@@ -8,7 +8,7 @@ One JSON object per line, each with its `event`:
            lengths (the options by which each run ends), and plan: every run, and how long and how
            often it runs
     run    id, name, round, seed, command, source_sha256, compiled (whether what an earlier round
-           has compiled was there)
+           has compiled was there), length (the options by which it ends)
     ...    the lines of the run's own record: see bench.measure.records
     ran    seconds of wall time, outcome (a Status of bench.measure.records), error (its text, or
            null) and matmul_rate (in the type that the machine trains in, right after the run)
@@ -22,21 +22,18 @@ as if that run had not been.
 import json
 import os
 import sys
-import time
-from collections.abc import Container, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import common
 from bench.catalogue import Run
-from bench.common import relative
+from bench.common import Machine, relative
 from bench.measure import records
 from bench.measure.plan import Job, Plan, Setup
-from bench.measure.records import NUMBER, Outcome, Record, RecordError, Result, Status
+from bench.measure.records import NUMBER, Outcome, RecordError, Result, Status
 from bench.measure.skips import skipped
-from gpt_speed import children
-from gpt_speed.common import UserError, listed
+from gpt_speed.common import UserError
 
 # The fields of a measurement's `study` line beside its plan, and their types.
 HEADER = dict(
@@ -56,7 +53,6 @@ FIELDS = records.FIELDS | {
     "run": dict(id=str, name=str, round=int, seed=int, source_sha256=str),
     "ran": dict(seconds=NUMBER, outcome=str, error=str | None, matmul_rate=NUMBER | None),
 }
-PATIENCE = 30  # seconds: torchrun gives its ranks as many
 
 
 @dataclass
@@ -70,7 +66,7 @@ class Measurement:
     study: str = ""
     kind: str = ""  # of the plan
     time: str = ""  # when it began, such as "20261129T035406Z"
-    machine: dict = field(default_factory=dict)  # see bench.measure.hardware.this_machine
+    machine: Machine = field(default_factory=Machine)
     # Floating-point operations per second, by precision.
     matmul_peak: dict[str, float] = field(default_factory=dict)
     copy_rate: float | None = None  # bytes per second that a copy reads and writes
@@ -88,7 +84,7 @@ class Measurement:
     def __post_init__(self):
         self.ways = {run.name: how_it_runs(run) for run in self.plan.runs}
 
-    def resume(self, earlier: "Measurement") -> set[str]:
+    def take_over(self, earlier: "Measurement") -> set[str]:
         """Takes over the results of an earlier start that count here, too, and how many rounds that
         one had planned. Returns the names of the runs whose results don't count any more."""
         self.ways = earlier.ways | self.ways
@@ -120,7 +116,7 @@ class Measurement:
         return {
             result.name
             for result in self.results
-            if result.command and not has_words(result.command, self.lengths.get(result.name, ""))
+            if result.length and result.length != self.lengths.get(result.name, result.length)
         }
 
     def names_with_results(self) -> set[str]:
@@ -138,8 +134,8 @@ class Measurement:
             return False
         return not result.outcome.complete
 
-    def retry_failures(self) -> None:
-        """Lets runs that failed be tried again; until then their results stay."""
+    def mark_failures(self) -> None:
+        """Marks runs that failed to be tried again; until then their results stay."""
         self.retry = {result.key for result in self.results if self.is_failure(result)}
 
     def drop(self, names: Container[str]) -> None:
@@ -210,11 +206,6 @@ def how_it_runs(run: Run) -> tuple:
     return run.options, run.variables, run.processes, run.torchrun, run.facts
 
 
-def has_words(command: str, words: str) -> bool:
-    """Returns whether a command has these words, one right after the other; "" every one has."""
-    return not words or f" {words} " in f" {command} "
-
-
 def data_of(folder: Path) -> str | None:
     """Returns the SHA-256 of the tokens' meta.json; None where there are none."""
     meta = folder / "meta.json"
@@ -282,7 +273,7 @@ class JournalReader:
         )
         earlier = self.by_id.pop(measurement.id, None)
         if earlier:
-            measurement.resume(earlier)
+            measurement.take_over(earlier)
         self.by_id[measurement.id], self.run = measurement, None
 
 
@@ -298,7 +289,7 @@ def make_result(run: dict, events: list[dict], ran: dict) -> Result:
         outcome=outcome,
         record=records.make_record(run["name"], events) if outcome.complete else None,
         matmul_rate=ran["matmul_rate"],
-        command=run.get("command", ""),
+        length=run.get("length"),
         compiled=run.get("compiled"),
     )
 
@@ -326,18 +317,6 @@ def what_it_tells(measurement: Measurement) -> int:
     return 0
 
 
-def loose_records(folder: Path) -> list[Record]:
-    """Reads the records of 00, 01 and 02 that were started by hand, each a file in the folder.
-    Names damaged ones."""
-    loose = []
-    for path in sorted(folder.glob("0?_*.jsonl")):
-        try:
-            loose.append(records.read_record(path))
-        except (OSError, RecordError) as error:
-            print(f"skipped: {relative(path)}, {error}", file=sys.stderr)
-    return loose
-
-
 def append(path: Path, *events: dict) -> None:
     """Adds events at the end of a journal."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -348,60 +327,3 @@ def append(path: Path, *events: dict) -> None:
         file.write("".join(json.dumps(event) + "\n" for event in events).encode())
         file.flush()
         os.fsync(file.fileno())
-
-
-@contextmanager
-def locked(folder: Path, refusal: str = "") -> Iterator[None]:
-    """Raises UserError where another process has locked this folder, OSError where none can. The
-    lock ends with the process, however that ends."""
-    from filelock import FileLock, Timeout  # which PyTorch brings along
-
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / ".lock", blocking=False):
-            yield
-    except Timeout:
-        raise UserError(refusal or f"another measurement is running in {relative(folder)}")
-
-
-def left_over() -> list[int]:
-    """Returns what an earlier start has left and still runs after PATIENCE seconds, in which what
-    was killed a moment ago comes to its end."""
-    end = time.monotonic() + PATIENCE
-    left = children.still_running()
-    while left and time.monotonic() < end:
-        time.sleep(0.2)
-        left = children.still_running()
-    return left
-
-
-@contextmanager
-def measuring(results: Path) -> Iterator[None]:
-    """Locks a folder of results, and is `alone`. Raises as that, also where another process
-    measures into the folder."""
-    lock: AbstractContextManager[None] = locked(results)
-    if results.resolve() == common.BUILD.resolve():
-        lock = nullcontext()  # `alone` locks that one
-    with lock, alone():
-        yield
-
-
-def clone_locked() -> AbstractContextManager[None]:
-    """Locks all of this clone's measurements: two at once would distort each other, and share the
-    compiler's cache, which cold rounds empty. Raises as `locked`."""
-    refusal = "another measurement of this clone is running: two at once would distort each other"
-    return locked(common.BUILD, refusal)
-
-
-@contextmanager
-def alone() -> Iterator[None]:
-    """Locks this clone, as `clone_locked`. Raises as that, and UserError where another measurement
-    is killed but still has processes."""
-    with clone_locked():
-        left = left_over()
-        if left:
-            raise UserError(
-                "what another start of this clone's tools has started still runs, and would"
-                f" distort this one: process {listed(map(str, left))}"
-            )
-        yield

@@ -53,7 +53,7 @@ def command_of(
         run.python or sys.executable,
         *launcher_of(run),
         *study.driver(setup, run),
-        setup.script(run),
+        setup.write_script(run),
         *chain.from_iterable(own.items()),
         *length.options,
         *setup.options,
@@ -106,14 +106,13 @@ def run_job(
         timeout = HANG_SECONDS + 5 * length.seconds
         ended = run_until(timeout, command, study.cores(job.run), environment)
         check_inputs(job.run, measurement, study, setup)
-        rate = None
-        try:
-            rate = matmul_rate()
-        finally:  # an interruption here loses the rate, and not the run
-            # What the study takes is of the journal's newest run: both are written at once.
-            events, outcome = take_results(scratch / "results", ended, study, setup)
-            end = end_event(ended, outcome, rate)
-            append(journal, *events, end)
+        rate, interruption = rate_or_interruption()
+        # What the study takes is of the journal's newest run: both are written at once.
+        events, outcome = take_results(scratch / "results", ended, study, setup)
+        end = end_event(ended, outcome, rate)
+        append(journal, *events, end)
+    if interruption:
+        raise interruption
     return make_result(begin, events, end)
 
 
@@ -140,6 +139,7 @@ def begin_event(job: Job, measurement: Measurement, command: list, cache: Path) 
         command=as_typed(command, job.run),
         source_sha256=measurement.sources[job.run.name],
         compiled=cache.exists(),
+        length=measurement.lengths.get(job.run.name),
     )
 
 
@@ -184,6 +184,15 @@ def check_inputs(run: Run, measurement: Measurement, study: Measurable, setup: S
     # Only a script that runs where it lies can change.
     if source_of(run, study, setup) != measurement.sources[run.name]:
         raise UserError(f"{relative(run.script)} was edited while it ran: --resume repeats it")
+
+
+def rate_or_interruption() -> tuple[float | None, BaseException | None]:
+    """Returns this machine's matmul throughput, or what interrupted the measurement of that, so
+    that the run before it isn't lost."""
+    try:
+        return matmul_rate(), None
+    except BaseException as interruption:
+        return None, interruption
 
 
 def matmul_rate() -> float | None:
@@ -272,7 +281,8 @@ def if_a_rank_named_its_error(ended: Ended, events: list[dict]) -> Outcome | Non
 
 def if_the_record_has_its_error(ended: Ended, events: list[dict]) -> Outcome | None:
     recorded = recorded_outcome(events)
-    if has_end(events) and not recorded.complete:
+    has_end = any(event["event"] == "end" for event in events)
+    if has_end and not recorded.complete:
         return recorded
     return None
 
@@ -299,10 +309,6 @@ def recorded_outcome(events: list[dict]) -> Outcome:
         return make_record("", events).outcome
     except RecordError as reason:
         return Outcome(Status.FAILED, str(reason))
-
-
-def has_end(events: list[dict]) -> bool:
-    return any(event["event"] == "end" for event in events)
 
 
 def by_error_line(line: str) -> Outcome:

@@ -5,14 +5,14 @@ import sys
 from pathlib import Path
 
 from bench import processes
-from bench.common import ELSEWHERE, machine_difference, read_kept, relative, write_whole
+from bench.common import ELSEWHERE, Machine, machine_difference, read_kept, relative, write_whole
 from bench.measure.journal import newest, read_journal
 from gpt_speed.common import UserError
 
 FIELDS = {"machine", "matmul_peak", "memory_gb", "compile_error", "missing"}
 
 
-def describe_here() -> dict:
+def describe_here() -> Machine:
     """Returns this machine, as bench.measure.hardware.this_machine does. Raises UserError."""
     print("Looking at this machine", file=sys.stderr, flush=True)
     return processes.ask_machine("this_machine")
@@ -39,7 +39,7 @@ def look_at(results: Path) -> dict:
     return kept
 
 
-def foreign_measurement(results: Path, machine: dict) -> str | None:
+def foreign_measurement(results: Path, machine: Machine) -> str | None:
     """Returns which journal's newest measurement, the one that a page shows, is another machine's,
     and what differs; None where none is."""
     for path in sorted(results.glob("*.jsonl")):

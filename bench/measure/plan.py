@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bench.catalogue import Run, Scripts
-from bench.common import BUILD, sha256, write_whole
+from bench.common import BUILD, Machine, sha256, write_whole
 
 if TYPE_CHECKING:
     from bench.measure.journal import Measurement
@@ -145,7 +145,7 @@ def run_as_json(run: Run) -> dict:
 class Setup:
     """Where and how a study is measured."""
 
-    machine: dict  # see bench.measure.hardware.this_machine
+    machine: Machine
     scripts: Scripts
     data: Path
     results: Path
@@ -160,9 +160,9 @@ class Setup:
     def device(self) -> str:
         return self.machine["device"]
 
-    def script(self, run: Run) -> Path:
-        """Returns the file of a run's script, written into a folder of build/ that its content
-        names, unless it is in place. Raises StackError, OSError, UserError."""
+    def write_script(self, run: Run) -> Path:
+        """Writes a run's script into a folder of build/ that its content names, unless it is a file
+        already; returns its file. Raises StackError, OSError, UserError."""
         if isinstance(run.script, Path):
             return run.script
         text = self.scripts.text(run.script)

@@ -17,12 +17,13 @@ are means and `end` has the `quartiles_tok_per_sec` of the steps.
 """
 
 import json
+import sys
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from math import ceil
 from pathlib import Path
 
-from bench.common import other_text
+from bench.common import other_text, relative
 
 NUMBER = int | float
 LARGEST = 1e18  # what a number has to be below
@@ -187,7 +188,7 @@ class Result:
     outcome: Outcome
     record: Record | None  # only of a complete run
     matmul_rate: float | None = None  # of the machine, right after it
-    command: str = ""  # "" where it isn't known
+    length: str | None = None  # the options by which it ended; older journals lack it
     compiled: bool | None = None  # whether an earlier round's compilation was there, if known
 
     @property
@@ -257,6 +258,18 @@ def check_seconds(seconds: list) -> None:
 def read_record(path: Path) -> Record:
     """Reads a record. Raises RecordError for another file, OSError."""
     return make_record(path.name, read_events(path))
+
+
+def loose_records(folder: Path) -> list[Record]:
+    """Reads the records of 00, 01 and 02 that were started by hand, each a file in the folder.
+    Names damaged ones."""
+    loose = []
+    for path in sorted(folder.glob("0?_*.jsonl")):
+        try:
+            loose.append(read_record(path))
+        except (OSError, RecordError) as error:
+            print(f"skipped: {relative(path)}, {error}", file=sys.stderr)
+    return loose
 
 
 def read_events(path: Path) -> list[dict]:

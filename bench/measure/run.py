@@ -82,18 +82,28 @@ def next_plan(plans: Generator[Plan, Measurement, None], measurement: Measuremen
 def earlier_measurement(
     path: Path, plan: Plan, setup: Setup, resume: Resume, before: Sequence[Measurement]
 ) -> Measurement | None:
-    """Returns what a plan continues, the newest measurement of its kind in a study's journal; None
-    where a new one begins. It isn't older than the first of those `before` it in the study, on
-    which it depends. Raises UserError where nothing is there but it is required, or where it was
-    measured in another way."""
+    """Returns what a plan continues; None where a new measurement begins. It is the newest one of
+    its kind in the study's journal that isn't older than the first of those `before` it in the
+    study, on which it depends.
+
+    resume    that one is                     then
+    NEVER                                     a new one begins
+    IF_ANY    not there                       a new one begins
+    REQUIRED  not there                       UserError, unless only plans `before` it are there
+    both      measured in another way         UserError
+    both      measured in the same way        it is continued
+    """
     if resume is Resume.NEVER:
         return None
-    measured = measurements_since(before, path)
-    earlier = newest_of_kind(plan.kind, measured)
-    if not earlier:
+    measured = read_journal(path)
+    if before:
+        measured = [other for other in measured if other.time >= before[0].time]
+    same_kind = [other for other in measured if other.kind == plan.kind]
+    if not same_kind:
         if resume is Resume.REQUIRED:
             check_may_begin(before, measured, path)
         return None
+    earlier = same_kind[-1]
     difference = earlier.differs_from(setup) or other_settings(earlier.plan, plan)
     if difference:
         raise cannot_resume(path, difference, resume)
@@ -114,21 +124,6 @@ def check_may_begin(before: Sequence[Measurement], measured: list[Measurement], 
 def cannot_resume(path: Path, difference: str, resume: Resume) -> UserError:
     reason = f"it was measured {difference}; {INSTEAD[resume]}"
     return UserError(f"can't resume {relative(path)}: {reason}", 2)
-
-
-def measurements_since(before: Sequence[Measurement], path: Path) -> list[Measurement]:
-    """Returns what a journal holds that is as new as the first of those `before`; all without."""
-    measurements = read_journal(path)
-    if not before:
-        return measurements
-    return [measurement for measurement in measurements if measurement.time >= before[0].time]
-
-
-def newest_of_kind(kind: str, measurements: list[Measurement]) -> Measurement | None:
-    same_kind = [measurement for measurement in measurements if measurement.kind == kind]
-    if not same_kind:
-        return None
-    return same_kind[-1]
 
 
 def other_settings(earlier: Plan, plan: Plan) -> str | None:
@@ -162,7 +157,6 @@ def new_measurement(study: Measurable, plan: Plan, setup: Setup) -> Measurement:
 
 
 def order_seed(id: str) -> int:
-    """Returns the seed of the order of a measurement's runs."""
     return zlib.crc32(id.encode())
 
 
@@ -190,7 +184,7 @@ class Runner:
         self.lengths: dict[str, Length] = {}  # of the same runs
         earlier = earlier_measurement(self.path, plan, setup, resume, before)
         if earlier:
-            earlier.retry_failures()
+            earlier.mark_failures()
         self.measurement = earlier or new_measurement(study, plan, setup)
 
     def run(self, plan: Plan, rounds: int | None, deadline: float | None) -> bool:
@@ -213,16 +207,13 @@ class Runner:
             print(f"{self.describe(job, result)}; about {in_words(left)} left", flush=True)
         return True
 
-    def prepare(self, plan: Plan, rounds: int | None, peak: dict | None = None) -> None:
-        """Makes `plan` what is measured, and finds out what has to be known before its first run.
-        For a dry run `peak` is given, the machine's matmul throughput if it is known: then nothing
-        is prepared or measured. Raises UserError, StackError, OSError."""
+    def prepare(self, plan: Plan, rounds: int | None) -> None:
+        """Makes `plan` what is measured, and makes and measures what its first run needs: tokens,
+        and the machine's matmul throughput. Raises UserError, StackError, OSError."""
         self.set_plan(plan, rounds)
-        if peak is None:
-            self.note_commit()
-            self.prepare_tokens()
-            peak = self.measure_peak()
-        self.set_lengths(peak)
+        self.note_commit()
+        self.prepare_tokens()
+        self.set_lengths(self.measure_peak())
 
     def set_plan(self, plan: Plan, rounds: int | None) -> None:
         """Makes `plan` what is measured; results of runs that have changed since are dropped.
@@ -231,7 +222,7 @@ class Runner:
         plan = self.continued(plan, rounds)
         sources = earlier.sources | self.sources_of(plan)
         self.measurement = replace(earlier, plan=plan, sources=sources)
-        say_again(self.measurement.resume(earlier), "changed since")
+        say_again(self.measurement.take_over(earlier), "changed since")
         self.configs = {}
         if self.has_jobs_left:
             self.configs = sizing.configurations(plan.runnable, self.setup)
@@ -343,7 +334,8 @@ def dry_run(study: Measurable, setup: Setup, rounds: int | None, resume: Resume)
     first = next(study.plans(setup))
     peak = peak_of_before(setup)
     runner = Runner(study, first, setup, resume)
-    runner.prepare(first, rounds, peak)
+    runner.set_plan(first, rounds)
+    runner.set_lengths(peak)
     runner.print_commands()
     jobs = runner.measurement.jobs_left()
     later, seconds = sizing.estimate_later(study, setup, first, rounds, peak)

@@ -9,10 +9,11 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from bench import processes
 from bench.catalogue import Run
-from bench.common import BOOK_TOKENS, has_option, tokens_in, trained_in
+from bench.common import BOOK_TOKENS, Machine, has_option, tokens_in, trained_in
 from bench.measure.plan import Job, Measurable, Plan, Setup
 from bench.measure.records import Result, comparison_point, tokens_per_step
 from gpt_speed.cards import A100_FLOPS
@@ -74,7 +75,7 @@ def configurations(runs: list[Run], setup: Setup) -> dict[str, dict]:
     refuses them."""
     refuse_own_options(setup.options)
     options = ["--device", setup.device, *setup.options]
-    requests = {run.name: (str(setup.script(run)), (*options, *run.options)) for run in runs}
+    requests = {run.name: (str(setup.write_script(run)), (*options, *run.options)) for run in runs}
     new = [request for request in requests.values() if request not in setup.configurations]
     if new:
         setup.configurations |= zip(new, ask_scripts(new), strict=True)
@@ -135,11 +136,12 @@ def lengths_of(
             continue
         config = configs[run.name]
         if plan.full_length:
-            tokens, options = whole_script(run, plan, setup, config)
+            extent = whole_script(run, plan, setup, config)
         else:
-            tokens, options = some_steps(run, plan, config, steps[run.name])
+            extent = some_steps(run, plan, config, steps[run.name])
         speed = expected_speed(run, matmul_peak, setup.machine, config)
-        lengths[run.name] = Length(options, START_SECONDS[setup.device] + tokens / speed)
+        seconds = START_SECONDS[setup.device] + extent.tokens / speed
+        lengths[run.name] = Length(extent.options, seconds)
     return lengths
 
 
@@ -159,9 +161,16 @@ def steps_of(run: Run, plan: Plan, config: dict) -> int:
     return max(plan.min_steps, math.ceil(tokens / tokens_per_step(config, run.processes)))
 
 
-def some_steps(run: Run, plan: Plan, config: dict, steps: int) -> tuple[int, tuple]:
-    """Returns the tokens and options of a run of at least so many steps, with a log line where
-    losses are compared."""
+class Extent(NamedTuple):
+    """How many tokens a run trains on, about, and the options that say so."""
+
+    tokens: int
+    options: tuple
+
+
+def some_steps(run: Run, plan: Plan, config: dict, steps: int) -> Extent:
+    """Returns the extent of a run of at least so many steps, with a log line where losses are
+    compared."""
     per_step = tokens_per_step(config, run.processes)
     compared_at = comparison_point((plan.tokens or 0) * run.processes, per_step)
     tokens = max(compared_at, steps * per_step)
@@ -169,12 +178,13 @@ def some_steps(run: Run, plan: Plan, config: dict, steps: int) -> tuple[int, tup
     eval_freq = compared_at // per_step - 1
     if eval_freq < 1:  # losses are compared after the first step
         eval_freq = tokens // per_step
-    return tokens, ("--max-tokens", tokens, "--eval-freq", eval_freq, *WITHOUT_END)
+    options = ("--max-tokens", tokens, "--eval-freq", eval_freq, *WITHOUT_END)
+    return Extent(tokens, options)
 
 
-def whole_script(run: Run, plan: Plan, setup: Setup, config: dict) -> tuple[int, tuple]:
-    """Returns the tokens, about, and the options of a run that is as long as its script, or has the
-    plan's epochs or tokens."""
+def whole_script(run: Run, plan: Plan, setup: Setup, config: dict) -> Extent:
+    """Returns the extent of a run that is as long as its script, or has the plan's epochs or
+    tokens."""
     tokens = DEMO_TOKENS
     options: tuple = ()
     if plan.epochs:
@@ -189,7 +199,7 @@ def whole_script(run: Run, plan: Plan, setup: Setup, config: dict) -> tuple[int,
         options += ("--eval-freq", max(1, log_steps))
     if plan.targets:  # one of them, or the tokens, ends the run
         options += ("--target-loss", min(plan.targets.values()), *WITHOUT_END)
-    return tokens, options
+    return Extent(tokens, options)
 
 
 def tokens_per_epoch(data: Path) -> int:
@@ -198,7 +208,7 @@ def tokens_per_epoch(data: Path) -> int:
     return meta["tokens"]["train"] if meta else BOOK_TOKENS
 
 
-def expected_speed(run: Run, matmul_peak: dict, machine: dict, config: dict) -> float:
+def expected_speed(run: Run, matmul_peak: dict, machine: Machine, config: dict) -> float:
     """Returns about how many tok/sec a run makes, within a factor of three: by this machine's peak
     of matmuls in the type that is trained in, of which an A100 reaches the share that the published
     speed says, and float32 about half. Each GPU has that peak; the ranks of a CPU share it."""

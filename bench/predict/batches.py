@@ -1,13 +1,13 @@
 """Which batch sizes fit this machine's GPU, by prediction, if the published ones don't."""
 
 import sys
-from typing import NamedTuple
+from pathlib import Path
 
 from bench import processes
 from bench.catalogue import FLOAT16, in_float16
 from bench.common import has_option, trained_in
 from bench.measure.plan import Setup
-from bench.predict.store import largest_that_fits, predict, program_of
+from bench.predict.store import Program, Sizes, largest_that_fits, predict, program_of
 from gpt_speed.common import UserError
 
 OF_00, OF_01 = 8, 32  # the published batch sizes
@@ -16,50 +16,39 @@ PUBLISHED = {OF_00: "0", OF_01: "10-batch-size"}  # the first script with each s
 LOADED = 300  # MiB that kernels and libraries still take of what is free
 
 
-class Replacements(NamedTuple):
-    """The batch sizes that take the place of published ones."""
-
-    batches: dict[int, int]  # by the published ones; none where those fit
-    note: str  # what people are told of it
-
-
 def batches_that_fit(setup: Setup, composed: bool) -> dict[int, int]:
-    """Returns the batch sizes that take the place of the published ones, by these, and tells people
-    of them. `composed`: 01 is composed with precision-fp16 where the GPU needs it."""
-    batches, note = find_replacements(setup, composed)
-    if note:
-        print(note, file=sys.stderr, flush=True)
+    """Returns the batch sizes that take the place of the published ones on this machine's GPU, by
+    these, and tells people of them; none where those fit, and where the options choose a batch
+    size. `composed`: 01 is composed with precision-fp16 where the GPU needs it."""
+    if setup.device != "cuda" or has_option("--batch-size", setup.options):
+        return {}
+    free = min(processes.ask_machine("free_memory"))
+    try:
+        batches = largest_batches(programs_of(setup, composed), setup.results, free)
+    except UserError as error:
+        tell(f"whether the published batch sizes fit isn't known: {error}")
+        return {}
+    if all(batch == published for published, batch in batches.items()):
+        return {}
+    changes = [f"{batch} in place of {published}" for published, batch in batches.items()]
+    tell(
+        f"{free / 1024:.1f} GB of the GPU's memory can be used: by prediction, batch size"
+        f" {', and '.join(changes)}"
+    )
     return batches
 
 
-def find_replacements(setup: Setup, composed: bool) -> Replacements:
-    """Predicts what fits this machine's GPU. That isn't asked where there is no GPU, or
-    where the options choose a batch size."""
-    if setup.device != "cuda" or has_option("--batch-size", setup.options):
-        return Replacements({}, "")
-    free = min(processes.ask_machine("free_memory"))
-    try:
-        batches = largest_batches(setup, free, composed)
-    except UserError as error:
-        return Replacements({}, f"whether the published batch sizes fit isn't known: {error}")
-    if all(batch == published for published, batch in batches.items()):
-        return Replacements({}, "")
-    changes = [f"{batch} in place of {published}" for published, batch in batches.items()]
-    return Replacements(
-        batches,
-        f"{free / 1024:.1f} GB of the GPU's memory can be used: by prediction, batch size"
-        f" {', and '.join(changes)}",
-    )
+def tell(note: str) -> None:
+    print(note, file=sys.stderr, flush=True)
 
 
-def largest_batches(setup: Setup, free: int, composed: bool) -> dict[int, int]:
+def largest_batches(programs: dict[int, Program], results: Path, free: int) -> dict[int, int]:
     """Returns what fits `free` MiB by prediction, by the published batch sizes: for the smaller one
     the largest power of two, for the larger one four times that, or the largest that fits. Raises
     UserError."""
     batches = {}
-    for size, (script, options) in predicted_scripts(setup, composed).items():
-        program = program_of(setup.scripts, script, options)
-        needs = predict(program, setup.results, smallest=free - LOADED).needs
+    for size, program in programs.items():
+        needs = predict(program, results, Sizes(card=free - LOADED)).needs
         batches[size] = min(size, largest_that_fits(needs, free, others=LOADED) or 1)
     batches[OF_01] = min(batches[OF_01], comparable_batch(batches[OF_00]))
     return batches
@@ -71,8 +60,9 @@ def comparable_batch(batch_of_00: int) -> int:
     return 4 * batch_of_00
 
 
-def predicted_scripts(setup: Setup, composed: bool) -> dict[int, tuple[str, list[str]]]:
-    """Returns by the published batch size the script that is predicted, with its options."""
+def programs_of(setup: Setup, composed: bool) -> dict[int, Program]:
+    """Returns by the published batch size the script that is predicted, with its options. Raises
+    StackError, OSError."""
     options, model = setup.options, []
     if not has_option("--model", options):
         model = ["--model", "gpt2"]
@@ -80,8 +70,8 @@ def predicted_scripts(setup: Setup, composed: bool) -> dict[int, tuple[str, list
     of_00 = [word for word in options if word not in ("--compile", "--no-compile")]
     script, dtype = script_of_larger_batch(setup, composed)
     return {
-        OF_00: (PUBLISHED[OF_00], [*model, *of_00]),
-        OF_01: (script, [*model, *dtype, *options]),
+        OF_00: program_of(setup.scripts, PUBLISHED[OF_00], [*model, *of_00]),
+        OF_01: program_of(setup.scripts, script, [*model, *dtype, *options]),
     }
 
 

@@ -111,7 +111,7 @@ def any_layout(*_) -> None:
 def program(graph, inputs: list, is_backward: bool) -> Callable:
     """Returns the compiler's program of a graph, to be called with a list of tensors without
     storage. Its kernels only count their work; they are never written in C++."""
-    kernels: dict[str, Callable] = {}
+    kernels: dict[str, Callable] = {}  # which the compiler fills while it makes the source
     without_code = {
         "torch._inductor.codegen.cpp.CppScheduling.define_kernel": definition_into(kernels),
         "torch._inductor.codegen.cpp.CppKernelProxy.codegen_loops": no_loops,

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from bench.catalogue import GPUS, Run, Scripts
-from bench.common import REFERENCE
+from bench.common import REFERENCE, Machine
 from bench.predict.batches import OF_01, PUBLISHED
 from bench.predict.store import NAME, OTHERS, Prediction, key_of, largest_that_fits, load
 from gpt_speed.cards import Card
@@ -41,7 +41,7 @@ def wanted() -> list[tuple[str | Path, list[str]]]:
     """Returns the scripts, each with its options, whose predictions the tables need, and the
     variants of 01 that may be in them. Raises UserError, StackError."""
     *ladder, ddp = scripts().ladder(GPUS)
-    float16 = [scripts().float16(scripts().stage(stage)) for stage in ("01", "02")]
+    float16 = [Scripts.float16(scripts().stage(stage)) for stage in ("01", "02")]
     ends = ladder[0], ladder[-1], ddp, *float16
     pairs = [(run.script, ["--model", model]) for model in ("gpt2", "cpu-demo") for run in ladder]
     for model in ("gpt2", *LARGER):
@@ -55,10 +55,11 @@ def wanted() -> list[tuple[str | Path, list[str]]]:
     return [*pairs, (PUBLISHED[OF_01], [*GPT2, "--dtype", "float32"])]
 
 
+@cache
 def variants() -> list[Run]:
     """Returns the variants of 01, and before each without dropout what it is compared to, on any
     card."""
-    return scripts().variants(scripts().stage("01"), dict(gpus=1))
+    return scripts().variants(scripts().stage("01"), Machine(gpus=1))
 
 
 def published_others() -> dict:
@@ -70,13 +71,13 @@ def options_of(source: dict) -> list[str]:
     return ["--model", source.get("model", "gpt2"), *source["options"]]
 
 
-def in_place(scripts: Scripts, run: Run, card: Card) -> Run:
+def in_place(run: Run, card: Card) -> Run:
     """Returns what a card without bfloat16 units trains in place of 01 or 02; one before 7.0 has no
     tensor cores either, and none of the compiler's kernels."""
     if run.stage in (None, "00") or card.capability >= 8:
         return run
     if card.capability >= 7:
-        return scripts.float16(run)
+        return Scripts.float16(run)
     return run.replace(
         name=f"{run.name}-float32",
         label=f"{run.label} in float32, not compiled",

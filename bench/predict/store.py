@@ -5,22 +5,23 @@ memory at each batch size, the work of a step at two of them, and a hash of the 
 prediction stays when the code changes; `predict` then names the script.
 """
 
-import ast
 import json
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from bench import processes
 from bench.catalogue import EPOCHS, Scripts
-from bench.common import BOOK_TOKENS, DAMAGE, REFERENCE, ROOT, read_kept, sha256, write_whole
+from bench.common import BOOK_TOKENS, DAMAGE, REFERENCE, ROOT, read_kept, write_whole
+from bench.predict.code_hash import code_of
 from gpt_speed import children, speed
 from gpt_speed.cards import Card
 from gpt_speed.common import UserError
-from gpt_speed.memory import OTHERS, MemoryNeed, memory_need
+from gpt_speed.memory import OTHERS, Event, MemoryNeed, memory_need
 from gpt_speed.speed import Work
 
 BATCHES = [2**k for k in range(10)]
@@ -86,7 +87,7 @@ class Prediction(NamedTuple):
         speeds = self.speeds(batch, card, gpus)
         if speeds:
             least, most = speeds
-            return span(least / 1000, most / 1000)
+            return span((least / 1000, most / 1000))
         if self.tok_per_sec(batch, card):
             return speed.UNCHECKED
         precision = speed.missing_precision(self.steps[TRACED[0]], card)
@@ -121,8 +122,11 @@ def largest_that_fits(
     return max(fits, default=0)
 
 
-def span(low: float, high: float) -> str:
-    """Writes a range of figures, with decimals by its upper end."""
+def span(ends: tuple[float, float] | None) -> str:
+    """Writes a range of figures, with decimals by its upper end; "" without one."""
+    if not ends:
+        return ""
+    low, high = ends
     places = 2
     if high >= 10:
         places = 0
@@ -151,60 +155,42 @@ def key_of(scripts: Scripts, script: str | Path, options: list[str]) -> str:
 # ---- Predictions, from what is stored or traced
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Which batch sizes a prediction has to have: those of BATCHES that are larger than TRACED; the
+    smaller ones, which have to be traced one by one, for a card that is too small for TRACED; and
+    `batch`, if one is asked for."""
+
+    card: int | None = None  # the MiB of it that a script may take (None: no card is meant)
+    batch: int | None = None
+
+    def missing_in(self, prediction: Prediction) -> list[int]:
+        """Returns those that a prediction lacks."""
+        is_small = self.card is not None and self.card < prediction.needs[TRACED[0]].minimum
+        sizes = {size for size in BATCHES if is_small or size > TRACED[0]}
+        if self.batch:
+            sizes.add(self.batch)
+        return sorted(sizes - prediction.needs.keys())
+
+
 def predict(
-    program: Program,
-    results: Path,
-    smallest: int | None = None,
-    batch: int | None = None,
-    retrace: bool = False,
+    program: Program, results: Path, sizes: Sizes = Sizes(), retrace: bool = False
 ) -> Prediction:
-    """Predicts what a program takes at each of BATCHES, and at `batch`; the sizes below TRACED,
-    which have to be traced one by one, only if a card of `smallest` MiB is too small for these.
-    Unless `retrace`, a prediction stored in `results` or results/reference is returned as it is,
-    also where the script has changed since, if it has these sizes. Raises UserError."""
-    stored = None
-    if not retrace:
-        stored = load_usable(program, results, smallest, batch)
+    """Predicts what a program takes at these batch sizes. A prediction stored in `results` or
+    results/reference is returned as it is, also where the script has changed since; unless it lacks
+    a size then, since sizes of two scripts don't mix, or all shall be traced again. Raises
+    UserError."""
+    stored = None if retrace else load(program.key, results, REFERENCE)
+    if stored and sizes.missing_in(stored) and stored.code != code_of(program.text):
+        stored = None
     prediction = stored or traced(program)
-    prediction = add_missing_sizes(prediction, program, smallest, batch)
+    missing = sizes.missing_in(prediction)
+    if missing:
+        needs = prediction.needs | traced_needs(program, missing, sizes.batch)
+        prediction = prediction._replace(needs=dict(sorted(needs.items())))
     if prediction != stored and results.is_dir():  # a misspelt one isn't made for this alone
         save(results, program.key, prediction)
     return prediction
-
-
-def load_usable(
-    program: Program, results: Path, smallest: int | None, batch: int | None
-) -> Prediction | None:
-    """Returns the stored prediction of a program; None where there is none, or where it lacks sizes
-    and the script has changed since: sizes of two scripts don't mix."""
-    stored = load(program.key, results, REFERENCE)
-    if not stored or not missing_sizes(stored, smallest, batch):
-        return stored
-    if stored.code != code_of(program.text):
-        return None
-    return stored
-
-
-def add_missing_sizes(
-    prediction: Prediction, program: Program, smallest: int | None, batch: int | None
-) -> Prediction:
-    """Returns the prediction with the memory at each batch size that is wanted. Raises
-    UserError."""
-    missing = missing_sizes(prediction, smallest, batch)
-    if not missing:
-        return prediction
-    needs = prediction.needs | traced_needs(program, missing, batch)
-    return prediction._replace(needs=dict(sorted(needs.items())))
-
-
-def missing_sizes(prediction: Prediction, smallest: int | None, batch: int | None) -> list[int]:
-    """Returns the batch sizes that a prediction lacks of those that are wanted: BATCHES, the small
-    ones only for a card that is too small for TRACED, and `batch`."""
-    is_small = smallest is not None and smallest < prediction.needs[TRACED[0]].minimum
-    wanted = {size for size in BATCHES if is_small or size > TRACED[0]}
-    if batch:
-        wanted.add(batch)
-    return sorted(wanted - prediction.needs.keys())
 
 
 def traced_needs(
@@ -218,7 +204,7 @@ def traced_needs(
 
 
 def predict_all(
-    programs: Iterable[Program], results: Path, smallest: int, retrace: bool = False
+    programs: Iterable[Program], results: Path, sizes: Sizes, retrace: bool = False
 ) -> str:
     """Predicts the programs of which nothing is stored or whose code has changed, or all of them.
     Returns how many are predicted. Raises OSError."""
@@ -229,7 +215,7 @@ def predict_all(
         stored = load(key, results, REFERENCE)
         has_changed = stored is None or stored.code != code_of(program.text)
         try:
-            predict(program, results, smallest, retrace=retrace or has_changed)
+            predict(program, results, sizes, retrace or has_changed)
             outcome = "predicted"
         except UserError as error:
             failed, outcome = failed + 1, str(error)
@@ -267,16 +253,15 @@ def as_floats(row: list) -> Work:
     )
 
 
-def at_batch(batch: int, first: list[int], second: list[int]) -> list[int]:
+def at_batch(batch: int, first: list[Event], second: list[Event]) -> list[Event]:
     """Returns the events at a multiple of the first of TRACED, from those at both. Raises
     ValueError where these aren't the same events."""
     steps = (batch - TRACED[0]) // (TRACED[1] - TRACED[0])
     events = []
     for one, other in zip(first, second, strict=True):
-        is_release = min(one, other) < 0
-        if is_release and one != other:
+        if one.released != other.released:
             raise ValueError("what is made differs between batches by more than its size")
-        events.append(one + (other - one) * steps)
+        events.append(Event(one.size + (other.size - one.size) * steps, one.released))
     return events
 
 
@@ -288,7 +273,8 @@ def run_traces(
     traces = {}
     for batch, answer in zip(batches, answers_of_child(text, options, batches), strict=True):
         if "trace" in answer:
-            traces[batch] = answer["trace"]
+            trace = answer["trace"]
+            traces[batch] = trace | dict(events=[Event(*event) for event in trace["events"]])
         elif batch not in optional:
             raise UserError(REFUSED + answer["error"])
     return traces
@@ -316,44 +302,6 @@ def answers_of_child(text: bytes, options: list[str], batches: Sequence[int]) ->
 
 
 # ---- What is stored
-
-
-def code_of(text: bytes) -> str:
-    """Hashes a script without its comments, docstrings and help texts; in every version of Python
-    to the same."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        strip(node)
-    return sha256(json.dumps(plain(tree)).encode())[:16]
-
-
-def strip(node: ast.AST) -> None:
-    """Takes from a part of a syntax tree what isn't hashed."""
-    match node:
-        case ast.Module() | ast.ClassDef() | ast.FunctionDef():
-            node.body = [line for line in node.body if not is_text(line)]
-        case ast.Call(func=ast.Name(id="add"), args=[ast.Constant(), ast.Constant(), *_]):
-            node.args[1:2] = []  # add("--flag", help text, ...)
-        case ast.JoinedStr():  # 3.12.1 adds empty texts to the formats of f-strings
-            node.values = [part for part in node.values if getattr(part, "value", None) != ""]
-
-
-def is_text(line: ast.stmt) -> bool:
-    """Returns whether a line is a constant alone, as docstrings are."""
-    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
-
-
-def plain(node):
-    """Returns a part of a syntax tree for json, without empty fields: which ones there are depends
-    on the version of Python."""
-    if isinstance(node, ast.AST):
-        fields = {
-            name: plain(value) for name, value in ast.iter_fields(node) if value not in ([], None)
-        }
-        return {type(node).__name__: fields}
-    if isinstance(node, list):
-        return [plain(part) for part in node]
-    return repr(node)
 
 
 def load(key: str, *folders: Path) -> Prediction | None:

@@ -13,7 +13,8 @@ import json
 import sys
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ from bench.predict.compiled import PYTORCH, compile_only_models
 from bench.predict.meta_patches import aten, is_meta, storage_id
 from bench.processes import error_line
 from gpt_speed.counting import Kernel, bytes_of, kernel_of
-from gpt_speed.memory import WORKSPACE, flash_buffers
+from gpt_speed.memory import WORKSPACE, Event, Timeline, flash_buffers
 from gpt_speed.speed import Work
 
 STEPS = 3
@@ -59,29 +60,29 @@ def fused_adamw_work(weights, gradients, averages, squares) -> Work:
 
 
 class Recorder(TorchDispatchMode):
-    """Records `events`: a storage's size in bytes when it is made, -k when the k-th one dies; and
-    `work`: what is done in each of PARTS, by kind, precision and alignment."""
+    """Records on a `timeline` which storages are made and die; and `work`: what is done in each of
+    PARTS, by kind, precision and alignment."""
 
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.events: list[int] = []
-        self.storages = 0  # that were made so far
-        self.living: dict[int, weakref.ref] = {}  # of these, by storage_id()
+        self.timeline = Timeline()
+        self.living: dict[int, weakref.ref] = {}  # the storages on it, by storage_id()
         self.work: list[dict[tuple, Work]] = [{}]
         self.updates = 0  # optimizers that are updating weights; one may use another
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        result = self.without_storage(func, args, kwargs)
-        if result is not NotImplemented:
-            return result
+        stand_in = self.stand_in_for(func, args, kwargs)
+        if stand_in:
+            return stand_in()
         buffers = []
         if func is aten._scaled_dot_product_flash_attention_backward.default:
             _, query, *_ = args
-            buffers = [self.add_storage(size) for size in flash_buffers(query.shape)]
+            buffers = [self.timeline.make(size) for size in flash_buffers(query.shape)]
         result = func(*args, **kwargs)
-        self.events += [-number for number in buffers]
+        for number in buffers:
+            self.timeline.release(number)
         for tensor in filter(is_meta, tree_iter(result)):
             self.add_tensor(tensor)
         kernel = kernel_of(func, args, kwargs, result, is_meta)
@@ -89,38 +90,32 @@ class Recorder(TorchDispatchMode):
             self.add_kernel(func._schema.name.partition("::")[2], kernel)
         return result
 
-    def without_storage(self, func, args: tuple, kwargs: dict):
-        """Returns what an operator returns that doesn't run on tensors without storage, and counts
-        its work if it updates weights; NotImplemented for one that does run."""
+    def stand_in_for(self, func, args: tuple, kwargs: dict) -> Callable | None:
+        """Returns what is called in place of an operator that doesn't run on tensors without
+        storage; None for one that does."""
         if func is aten._local_scalar_dense.default and is_meta(args[0]):  # Tensor.item
-            return 0.0
+            return lambda: 0.0
         if func is aten._to_copy.default and str(kwargs.get("device")) == "cpu":
-            return torch.zeros_like(args[0], device="cpu", dtype=kwargs.get("dtype"))
+            dtype = kwargs.get("dtype")
+            return partial(torch.zeros_like, args[0], device="cpu", dtype=dtype)
         if func is aten._amp_update_scale_.default:
-            return args[0]
+            return lambda: args[0]
         if func is aten._fused_adamw_.default:
-            self.add_work(fused_adamw_work(*args[:4]))
-            return None
-        return NotImplemented
+            return partial(self.add_work, fused_adamw_work(*args[:4]))
+        return None
 
     # ---- Memory
-
-    def add_storage(self, size: int) -> int:
-        """Records a new storage; returns its number."""
-        self.events.append(size)
-        self.storages += 1
-        return self.storages
 
     def add_tensor(self, tensor: torch.Tensor) -> None:
         """Records a tensor's storage, if it is new, and later its end."""
         storage, key = tensor.untyped_storage(), storage_id(tensor)
         if key in self.living or not storage.nbytes():
             return
-        number = self.add_storage(storage.nbytes())
+        number = self.timeline.make(storage.nbytes())
 
         def died(_):
             del self.living[key]
-            self.events.append(-number)
+            self.timeline.release(number)
 
         self.living[key] = weakref.ref(storage, died)
 
@@ -174,9 +169,8 @@ class Recorder(TorchDispatchMode):
 
     def add_work(self, work: Work) -> None:
         """Adds to the work of the same kind, precision and alignment in this part."""
-        group = work.kind, work.precision, work.is_aligned
-        total = self.work[-1].get(group, Work(*group))
-        self.work[-1][group] = total._replace(
+        total = self.work[-1].get(work.group, Work(*work.group))
+        self.work[-1][work.group] = total._replace(
             kernels=total.kernels + work.kernels,
             flops=total.flops + work.flops,
             size=total.size + work.size,
@@ -215,25 +209,25 @@ class Recorder(TorchDispatchMode):
 
 
 class TracedRun:
-    """Replaces a script's Run: nothing is reported, but `events` are kept as they are at the end of
-    the epoch, before its sample, which takes less memory than an evaluation."""
+    """Replaces a script's Run: nothing is reported, but the `events` of memory are kept as they are
+    at the end of the epoch, before its sample, which takes less memory than an evaluation."""
 
     def __init__(self, recorder: Recorder):
         self.recorder = recorder
-        self.events: list[int] = []
+        self.events: list[Event] = []
 
     def start(self, model, *_) -> None:
         """Records what no operator makes: the model, which was moved to the device, and cuBLAS's
         workspace."""
         for tensor in (*model.parameters(), *model.buffers()):
             self.recorder.add_tensor(tensor)
-        self.recorder.add_storage(WORKSPACE)
+        self.recorder.timeline.make(WORKSPACE)
 
     def log(self, *_) -> None:
         """Reports nothing."""
 
     def epoch(self, *_) -> None:
-        self.events = [*self.recorder.events]
+        self.events = [*self.recorder.timeline.events]
 
 
 def configure(module, options: list[str], batch: int):
@@ -274,10 +268,10 @@ def can_compile(*_) -> bool:
 
 
 def trace(module, options: list[str], batch: int) -> dict:
-    """Traces training at a batch size, by a script's own train(). Returns the `events` and the work
-    of a `step` as Recorder has them, and the `tokens` of a step on one GPU. All layers are traced:
-    the compiler takes one of four orders of a whole graph's kernels, by the memory that each would
-    take. Raises ValueError for a step that is too large, NotImplementedError."""
+    """Traces training at a batch size, by a script's own train(). Returns the `events` of memory
+    and the work of a `step` as Recorder has them, and the `tokens` of a step on one GPU. All layers
+    are traced: the compiler takes one of four orders of a whole graph's kernels, by the memory that
+    each would take. Raises ValueError for a step that is too large, NotImplementedError."""
     config = configure(module, options, batch)
     module.can_compile = can_compile
     with torch.device("meta"):

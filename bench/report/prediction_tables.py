@@ -107,7 +107,7 @@ class OnCard:
     @cached_property
     def prediction(self) -> Prediction:
         """Raises UserError where it isn't stored, StackError."""
-        run = in_place(scripts(), scripts().stage(self.stage), self.card)
+        run = in_place(scripts().stage(self.stage), self.card)
         return prediction_of(run.script, [*GPT2, *run.options])
 
     @property

@@ -8,8 +8,8 @@ from textwrap import fill
 from bench.analysis.rows import ratio
 from bench.analysis.training import Training
 from bench.catalogue import FLOAT16, STAGES, published, published_source
-from bench.measure.journal import journal_of, loose_records, read_journal
-from bench.measure.records import Record
+from bench.measure.journal import journal_of, read_journal
+from bench.measure.records import Record, loose_records
 from bench.report.notes import float32_reason
 from bench.report.pictures import COLOURS, Bar, draw_bars, rows_of_panels, shorten
 from bench.report.tables import speed_and_factor, spread

@@ -213,4 +213,4 @@ def reference_of(setup: Setup, run: Run) -> Path | None:
     if run.stage == "00" or trains_another_model:
         return None
     reference = "00" if run.stage == "01" else "01"
-    return setup.script(setup.scripts.stage(reference))
+    return setup.write_script(setup.scripts.stage(reference))

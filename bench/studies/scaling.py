@@ -4,6 +4,7 @@ from argparse import ArgumentParser
 
 from bench.analysis.rows import Row, Rows, ratio
 from bench.catalogue import Run, published
+from bench.common import Machine
 from bench.measure.plan import Plan, Setup
 from bench.report.notes import machine_note
 from bench.report.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, spread
@@ -38,7 +39,7 @@ def interval_of(row: Row) -> str:
     return spread([factor / row.run.processes for factor in interval], ".0%")
 
 
-def with_processes(size: int, ddp: Run, machine: dict) -> Run:
+def with_processes(size: int, ddp: Run, machine: Machine) -> Run:
     """Returns 02 with so many processes, with an error where the machine is too small."""
     most, unit = machine["threads"], "cores"
     if machine["gpus"]:
@@ -51,7 +52,7 @@ def with_processes(size: int, ddp: Run, machine: dict) -> Run:
     )
 
 
-def cores_of_each(sizes: list[int], machine: dict) -> int | None:
+def cores_of_each(sizes: list[int], machine: Machine) -> int | None:
     """Returns how many cores of a CPU each process has: its share where the most run that fit. On
     GPUs None: all may use all."""
     if machine["gpus"]:

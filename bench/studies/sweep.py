@@ -5,7 +5,7 @@ from itertools import chain, pairwise
 
 from bench.analysis.rows import Row, Rows
 from bench.catalogue import Run
-from bench.common import has_option
+from bench.common import Machine, has_option
 from bench.measure.plan import TOKENS, Growth, Plan, Setup
 from bench.measure.records import Status
 from bench.report.notes import machine_note, peak_note
@@ -76,7 +76,7 @@ class Sweep(Study):
         ]
 
 
-def memory_limit(machine: dict) -> float | None:
+def memory_limit(machine: Machine) -> float | None:
     """Returns the GB that a run may take by estimate: half of a CPU's RAM; None where that isn't
     known, and on a GPU, which says itself what doesn't fit."""
     if machine["device"] != "cpu" or not machine["ram_gb"]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.analysis.rows import Rows
 from bench.catalogue import STAGES, Run, lacking
-from bench.common import ROOT, trained_in
+from bench.common import ROOT, Machine, trained_in
 from bench.measure.plan import EVERY_ROUND, Plan, Setup
 from bench.report.pictures import draw_alternatives
 from bench.report.tables import picture_name, short_table
@@ -86,7 +86,7 @@ def trainer_runs(setup: Setup) -> list[Run]:
     return [base, *(trainer_run(options, base, setup.machine) for options in settings)]
 
 
-def trainer_settings(machine: dict) -> list[tuple[str, ...]]:
+def trainer_settings(machine: Machine) -> list[tuple[str, ...]]:
     """Returns the options of each run of Trainer, its defaults first."""
     tf32 = ("--tf32", "True") if float(machine.get("capability") or 0) >= 8 else ()
     mixed = ("--bf16", *tf32)
@@ -97,7 +97,7 @@ def trainer_settings(machine: dict) -> list[tuple[str, ...]]:
     return settings
 
 
-def trainer_run(options: tuple[str, ...], base: Run, machine: dict) -> Run:
+def trainer_run(options: tuple[str, ...], base: Run, machine: Machine) -> Run:
     """Returns the run of Trainer with such options, at 01's batch size, compared to 01."""
     batch = ("--per_device_train_batch_size", "32" if machine["gpus"] else "8")
     needs = "package transformers, package accelerate"

@@ -195,8 +195,11 @@ def kernel_of_attention(step: Step) -> Finding:
 
 def reason_for_math(call: Attention) -> str:
     """Returns what PyTorch says against each fused kernel."""
-    told = next((op.scalars["not_fused"] for op in call.ops if "not_fused" in op.scalars), {})
-    reasons = [f"{kernel}: {' '.join(lines) or 'not available'}" for kernel, lines in told.items()]
+    notes = [op.scalars["not_fused"] for op in call.ops if "not_fused" in op.scalars]
+    lines_of: dict[str, list[str]] = notes[0] if notes else {}
+    reasons = [
+        f"{kernel}: {' '.join(lines) or 'not available'}" for kernel, lines in lines_of.items()
+    ]
     return "; ".join(reasons) or "why isn't known"
 
 
@@ -305,7 +308,7 @@ def chunked_head(step: Step) -> Finding:
 
 def widest_layer(step: Step) -> int:
     """Returns the most numbers that a layer other than the head reads or makes for a token."""
-    widths = (max(step.weights[op].older["shape"]) for op in step.weights if op not in step.heads)
+    widths = (max(step.weights[op].whole_shape) for op in step.weights if op not in step.heads)
     return max(widths, default=0)
 
 

@@ -80,10 +80,12 @@ class Steps:
     def end_update(self, optimizer, *_) -> None:
         """A hook after an optimizer's update, which may end a step."""
         watch.updates -= 1
-        if not watch.updates and self.began[1] == self.backwards:
-            self.updates.append((self.began[0], moment()))
-        # Within the update of another optimizer, that one's counts.
-        if not watch.updates and self.backwards > self.optimizers.get(optimizer, 0):
+        if watch.updates:  # within the update of another optimizer, that one's counts
+            return
+        begin, backwards = self.began
+        if backwards == self.backwards:
+            self.updates.append((begin, moment()))
+        if self.backwards > self.optimizers.get(optimizer, 0):
             self.optimizers[optimizer] = self.backwards
             self.end([*self.optimizers].index(optimizer))
 

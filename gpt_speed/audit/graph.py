@@ -25,6 +25,11 @@ class Tensor:
     older: dict | None = None  # from watch.describe_older, if its storage is older than the step
     is_parameter: bool = False
 
+    @property
+    def whole_shape(self) -> list[int]:
+        """The shape of what it is a view of, if that is older than the step; else its own."""
+        return self.older["shape"] if self.older else self.shape
+
     def sources(self) -> list[dict]:
         """Returns `older` of what it was computed from, except parameters."""
         read = [self, *(tensor for op in walk([self]) for tensor in op.inputs)]
@@ -77,7 +82,7 @@ class Tensor:
 
 @dataclass(eq=False)
 class Op:
-    """One call of an operator, from the fields of a gpt_speed.audit.watch.WatchedOp."""
+    """One call of an operator, with the fields of a gpt_speed.audit.watch.WatchedOp."""
 
     name: str
     inputs: list[Tensor]
@@ -95,8 +100,6 @@ class Op:
     seconds: float = 0.0
 
     def __post_init__(self):
-        self.inputs = [Tensor(*fields) for fields in self.inputs]
-        self.outputs = [Tensor(*fields) for fields in self.outputs]
         self.reads = {tensor.storage for tensor in self.inputs}
         self.writes = {tensor.storage for tensor in self.outputs}
         self.type = self.inputs[0].type if self.inputs else ""
@@ -111,13 +114,20 @@ class Op:
         return [tensor for tensor in self.inputs if tensor.argument == argument]
 
 
+def op_of(fields: dict) -> Op:
+    """Returns an operator of a report, which has a list of fields for each tensor."""
+    inputs = [Tensor(*tensor) for tensor in fields["inputs"]]
+    outputs = [Tensor(*tensor) for tensor in fields.get("outputs", [])]
+    return Op(**fields | dict(inputs=inputs, outputs=outputs))
+
+
 def linked_ops(ops: list[dict], older: dict[int, dict]) -> list[Op]:
     """Returns a report's operators, in order, with the makers of their inputs; `older` describes
     storages from before the step, by number."""
     linked: list[Op] = []
     makers: dict[int, Op] = {}
     for fields in ops:
-        op = Op(**fields)
+        op = op_of(fields)
         if op.name.startswith("new_") or op.name.endswith("_like"):
             op.inputs = []  # it takes the shape and the type, but no value
         op.origin = op if op.origin is None else linked[op.origin]

@@ -153,7 +153,7 @@ def is_computed(op: Op) -> bool:
 def uneven_means(step: Step) -> list[float]:
     """Returns the numbers of targets of a step's micro-batches if they differ and each one's loss
     is their mean, which nothing but constants weights before its backward pass."""
-    sizes = []
+    sizes: list = []
     for begin in (op for op in step.ops if op.name == "backward"):
         chain = [*walk(begin.inputs, lambda op: op.name == "nll_loss_forward")]
         if chain and all(len(op.inputs) == 1 for op in chain[:-1]):

@@ -7,7 +7,7 @@ from gpt_speed.audit.step import Step
 from gpt_speed.audit.translate import ABOUT, AT_LEAST, AT_MOST, Translation, translated
 from gpt_speed.cards import CARDS, Card
 from gpt_speed.common import listed, memory_text
-from gpt_speed.memory import MIB, OTHERS, DoesNotFit, simulate, workspace
+from gpt_speed.memory import MIB, OTHERS, DoesNotFit, Event, simulate, workspace
 from gpt_speed.speed import UNCHECKED, Work, margin, missing_precision, seconds
 from gpt_speed.tables import Column, Table, markdown, text_col
 
@@ -51,7 +51,8 @@ def memory_on(card: Card, translation: Translation) -> dict:
     known); and all that as a `text`."""
     room, bound = (card.mib - OTHERS) * MIB, translation.bound
     events = translation.memory.events(workspace(card.capability, card.is_amd))
-    reserved, fits = simulate(events).reserved, can_run(events, room)
+    reserved = simulate(events).reserved
+    fits: bool | None = can_run(events, room)
     if bound == ABOUT or bound == (AT_LEAST if fits else AT_MOST):
         fits = None
     text = " ".join(filter(None, (bound, memory_text(reserved, room))))
@@ -60,7 +61,7 @@ def memory_on(card: Card, translation: Translation) -> dict:
     return dict(reserved=reserved, room=room, bound=bound, fits=fits, text=text)
 
 
-def can_run(events: list[int], capacity: int) -> bool:
+def can_run(events: list[Event], capacity: int) -> bool:
     """Tells whether a card with so many bytes has room for the events."""
     try:
         simulate(events, capacity)

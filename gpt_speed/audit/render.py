@@ -1,112 +1,17 @@
 """What an audit says: one text for the terminal and the page, and JSON."""
 
-import math
 from collections import defaultdict
-from collections.abc import Sequence
-from statistics import median
+from pathlib import Path
 
-from gpt_speed.audit.checks import CANT_TELL, LACKS, Finding, check
-from gpt_speed.audit.notes import notes_of
-from gpt_speed.audit.other_gpus import LargerBatch, on_other_gpus
-from gpt_speed.audit.step import Step
-from gpt_speed.cards import PEAK_FLOPS
-from gpt_speed.common import counted, listed, memory_text
-from gpt_speed.gains import expected, technique_names
+from gpt_speed.audit.checks import CANT_TELL, LACKS
+from gpt_speed.common import counted, listed, memory_text, script_name
+from gpt_speed.gains import technique_names
 from gpt_speed.tables import Column, Table, markdown, num_col, text_col
 
 COMPILE, LOSS = "08-torch-compile", "13-loss-in-graph"  # the techniques that compile
 
 BUSY = 0.3  # cores that others may use
 COMPUTING = 0.85  # share of the time for which the script needs a core
-# Of gpt_speed.speed.KINDS, where they have other names for people.
-NAMES = dict(
-    products="matmuls", head="head and loss", loss="head and loss", rest="norms and the rest"
-)
-
-
-def audit_of(
-    command: list[str],
-    step: Step,
-    timed: dict,
-    machine: dict,
-    names: dict[str, str],
-    gains: dict[str, float],
-    gains_from: str,
-    cards: Sequence[str] = (),
-    larger: LargerBatch | None = None,
-) -> dict:
-    """Returns what --json prints, from what gpt_speed.audit.run reports, the techniques' `names`
-    and what they gained on our model, both by their patches, and where in words they did."""
-    figures = figures_of(step, timed, machine)
-    findings = check(step)
-    techniques = [
-        row_of(number, name, patch, findings[patch], gains.get(patch), step.device)
-        for number, (patch, name) in enumerate(names.items(), 1)
-        if patch in findings
-    ]
-    gpus = on_other_gpus(cards, step, figures["tokens"], larger)
-    return dict(
-        version=1,
-        command=command,
-        head=summary(timed, machine, figures),
-        figures=figures,
-        techniques=techniques,
-        gains_from=gains_from,
-        notes=notes_of(step, timed),
-        speeds=gpus.rows,
-        speeds_text=gpus.text,
-    )
-
-
-def row_of(
-    number: int, name: str, patch: str, finding: Finding, gain: float | None, device: str
-) -> dict:
-    """Returns what an audit says of one technique, with its `gain` on our model."""
-    share, most = finding.share, finding.share + finding.beside
-    # The speedup if that took no time, unless it is nearly the whole step.
-    bound = 1 / (1 - most) if 0 < most < 0.95 else None
-    here = gain if device == "cuda" else expected(patch, share, gain)
-    return dict(
-        number=number,
-        technique=name,
-        state=finding.state,
-        evidence=finding.evidence,
-        where=finding.where,
-        share=share,
-        gain=gain,
-        expected=here and min(here, bound or math.inf, finding.limit),
-        upper_bound=bound,
-        needs=finding.needs,
-    )
-
-
-def figures_of(step: Step, timed: dict, machine: dict) -> dict:
-    """Returns the step's seconds, tokens, FLOPs and shares, and the memory in bytes."""
-    times, seconds = timed["seconds"], median(timed["seconds"])
-    indices = [tensor for op in step.lookups for tensor in op.passed("indices")]
-    tokens = sum(math.prod(tensor.shape) for tensor in indices)
-    flops, rates = step.flops.total(), machine.get("rates", {})
-    peak = PEAK_FLOPS.get(machine["name"])
-    rate = peak or rates.get(step.precision(step.type)) or rates.get("float32")
-    shares: dict[str, float] = defaultdict(float)
-    for op, kind in step.kinds.items():
-        shares[NAMES.get(kind, kind)] += op.seconds / step.seconds
-    return dict(
-        seconds=seconds,
-        fastest=min(times),
-        slowest=max(times),
-        steps=len(times),
-        tokens=tokens,
-        tok_per_sec=tokens / seconds,
-        flops=flops,
-        type=step.type,
-        rate=rate,
-        share_of_rate=rate and flops / seconds / rate,
-        mfu=bool(peak),
-        memory=timed["memory"],
-        memory_total=machine["memory_total"],
-        shares=dict(sorted(shares.items(), key=lambda item: -item[1])),
-    )
 
 
 def summary(timed: dict, machine: dict, figures: dict) -> list[str]:
@@ -149,6 +54,22 @@ def busy_line(others: float | None, computing: float | None) -> list[str]:
     ]
 
 
+def page_name(command: list[str], name: str) -> str:
+    return f"audit-{name or title_of(command)}.md"
+
+
+def page(audit: dict) -> str:
+    return f"# Audit of {title_of(audit['command'])}\n\n{screen(audit)}"
+
+
+def title_of(command: list[str]) -> str:
+    """Returns the name of a module, or of a script without its folder and its suffix."""
+    name = script_name(command)
+    if command[0] == "-m":
+        return name
+    return Path(name).stem
+
+
 def screen(audit: dict) -> str:
     """Writes an audit in Markdown, as one screen."""
     rows = [row for row in with_one_compile_row(audit["techniques"]) if is_open(row)]
@@ -172,7 +93,6 @@ def screen(audit: dict) -> str:
 
 
 def bullets(lines: list[str]) -> str:
-    """Writes lines as a list."""
     return "".join(f"- {line}\n" for line in lines)
 
 

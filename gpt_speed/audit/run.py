@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -88,7 +87,7 @@ def run(command: list[str], order: dict, minutes: float, python: str) -> dict:
     watching = order["mode"] == "watch"
     environment = ranks_of_their_own() if watching else {}
     facts, log = report_of(command, order, environment, minutes, python)
-    add_places(facts, log)
+    facts |= facts_in(log)
     if facts["how"] == "failed" or watching and facts["how"] != "watched":
         print(log, file=sys.stderr, end="")
         when = " while it was watched" if watching else ""
@@ -96,14 +95,16 @@ def run(command: list[str], order: dict, minutes: float, python: str) -> dict:
     return facts
 
 
-def add_places(facts: dict, log: str) -> None:
-    """Adds the script's lines that PyTorch's log tells of, as "model.py:63". In a compiled update
-    graphs break at the audit's hooks, too: where no others do, the script has no breaks."""
+def facts_in(log: str) -> dict:
+    """Returns the script's lines that PyTorch's log tells of, as "model.py:63". In a compiled
+    update graphs break at the audit's hooks, too: where no others do, the script has no breaks."""
+    facts: dict = {}
     for name, line in LINES.items():
         places = [*dict.fromkeys(re.findall(line, log))]
         facts[name] = [os.path.basename(place) for place in places if not place.startswith(OWN)]
         if name == "breaks_at" and places and not facts[name]:
             facts["breaks"] = {}
+    return facts
 
 
 def ranks_of_their_own() -> dict[str, str]:
@@ -119,23 +120,16 @@ def report_of(
     command: list[str], order: dict, environment: dict[str, str], minutes: float, python: str
 ) -> tuple[dict, str]:
     """Returns what a child reports, and its stderr. Raises UserError."""
-    children.rewind_stdin()
+    goal = "watched" if order["mode"] == "watch" else "timed"
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
-        child = [python, CHILD, json.dumps(order | dict(report=str(report))), *command]
-        try:
-            code, out, err = children.run_child(
-                child, timeout=60 * minutes, environment=environment
-            )
-            problem = f"{children.ending(code)}, before the audit was done"
-        except subprocess.TimeoutExpired as stuck:
-            out, err = map(children.decoded, (stuck.stdout, stuck.stderr))
-            goal = "watched" if order["mode"] == "watch" else "timed"
-            problem = (
-                f"is stuck, or too slow to be {goal} in {minutes:g} minutes: give it a smaller"
-                " batch or fewer micro-batches, or the audit more --minutes"
-            )
-        if not report.exists():  # which it may have written before it was stuck
-            print(err or out, file=sys.stderr, end="")
-            raise UserError(f"{script_name(command)} {problem}")
-        return json.loads(report.read_text(encoding="utf-8")), err
+        return children.report_of_child(
+            [python, CHILD, json.dumps(order | dict(report=str(report))), *command],
+            report,
+            60 * minutes,
+            environment,
+            script=script_name(command),
+            if_ended="before the audit was done",
+            if_stuck=f"is stuck, or too slow to be {goal} in {minutes:g} minutes: give it a smaller"
+            " batch or fewer micro-batches, or the audit more --minutes",
+        )

@@ -37,7 +37,7 @@ class Step:
             op: root
             for op in self.matmuls
             for root in map(Tensor.root, op.inputs)
-            if root.is_parameter and len(root.older["shape"]) > 1
+            if root.is_parameter and len(root.whole_shape) > 1
         }
 
     @cached_property
@@ -130,7 +130,7 @@ class Step:
         alike = [
             (op, weight.storage)
             for op, weight in self.weights.items()
-            if sorted(weight.older["shape"]) == sorted(table.shape)
+            if sorted(weight.whole_shape) == sorted(table.shape)
         ]
         tied = [op for op, weight in alike if weight == table.storage]
         return tied or [op for op, weight in alike if weight == alike[-1][1]]

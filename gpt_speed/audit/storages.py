@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gpt_speed.audit.graph import Op
 from gpt_speed.audit.step import Step
+from gpt_speed.memory import Event, Timeline
 
 STEPS = 3  # that are replayed
 
@@ -78,65 +79,69 @@ class StepMemory:
                 spans.append((index, index + 1))
         return spans
 
-    def events(self, workspace: int) -> list[int]:
-        """Returns what gpt_speed.memory.simulate takes: the model, the `workspace` of matmuls, in
-        bytes, and STEPS steps, in the first of which the optimizer makes its state."""
-        return Replay(self, workspace).events
+    def events(self, workspace: int) -> list[Event]:
+        """Returns the events of the model, of the `workspace` of matmuls, in bytes, and of STEPS
+        steps like the watched one, in the first of which the optimizer makes its state."""
+        replay = Replay(self)
+        replay.begin_training(workspace)
+        for number in range(STEPS):
+            replay.run_step(is_first=number == 0)
+        return replay.timeline.events
 
 
 class Replay:
-    """Steps like the watched one, one after the other from the first one on, as `events`."""
+    """Steps like the watched one, one after the other, on a `timeline`."""
 
-    def __init__(self, memory: StepMemory, workspace: int):
+    def __init__(self, memory: StepMemory):
         self.memory = memory
-        self.events: list[int] = []
-        self.count = 0  # of storages that were made
-        self.living: dict[Storage, int] = {}  # the number of each by `events`
+        self.timeline = Timeline()
+        self.living: dict[Storage, int] = {}  # the number of each on the timeline
         # Of those that outlive the step in which they are made, by size: the next step has them as
         # older storages.
         self.survivors: dict[int, list[int]] = defaultdict(list)
         self.born, self.died = by_index(memory, "born"), by_index(memory, "died")
-        older = self.born.pop(None, [])
-        self.state = [storage for storage in older if storage.role == "optimizer"]
+        self.older = self.born.pop(None, [])
+        self.state = [storage for storage in self.older if storage.role == "optimizer"]
         self.first_update = next((begin for begin, _ in memory.spans_of_updates()), 0)
-        for storage in older:
-            if storage.role == "model" or storage.died is None and storage not in self.state:
-                self.begin(storage)
-        self.make(workspace)
-        for _ in range(STEPS):
-            self.run_step()
 
-    def run_step(self) -> None:
-        """Adds a step."""
+    def begin_training(self, workspace: int) -> None:
+        """Makes what is there before the first step: the model, the data, and the workspace."""
+        self.begin(
+            storage
+            for storage in self.older
+            if storage.role == "model" or storage.died is None and storage not in self.state
+        )
+        self.timeline.make(workspace)
+
+    def run_step(self, is_first: bool) -> None:
+        """Makes and releases what a step does."""
         for index in range(len(self.memory.ops) + 1):
             for storage in self.died[index]:
                 self.end(storage)
-            if index == self.first_update:
-                while self.state:
-                    self.begin(self.state.pop(0))
-            scratch = [self.make(size) for size in self.memory.scratch.get(index, [])]
-            self.events += [-number for number in scratch]
-            for storage in self.born[index]:
-                self.begin(storage)
+            if is_first and index == self.first_update:
+                self.begin(self.state)
+            self.use_scratch(self.memory.scratch.get(index, []))
+            self.begin(self.born[index])
         for storage in [storage for storage in self.living if storage.born is not None]:
             self.survivors[storage.size].append(self.living.pop(storage))
 
-    def make(self, size: int) -> int:
-        self.events.append(size)
-        self.count += 1
-        return self.count
+    def use_scratch(self, sizes: Iterable[int]) -> None:
+        """Makes storages of so many bytes, and then releases them."""
+        for number in [self.timeline.make(size) for size in sizes]:
+            self.timeline.release(number)
 
-    def begin(self, storage: Storage) -> None:
-        self.living[storage] = self.make(storage.size)
+    def begin(self, storages: Iterable[Storage]) -> None:
+        for storage in storages:
+            self.living[storage] = self.timeline.make(storage.size)
 
     def end(self, storage: Storage) -> None:
         """Ends a storage of this step, or the one of the step before that is as large; the first
         step has no other one before it."""
         survivors = self.survivors[storage.size]
         if storage in self.living:
-            self.events.append(-self.living.pop(storage))
+            self.timeline.release(self.living.pop(storage))
         elif survivors:
-            self.events.append(-survivors.pop(0))
+            self.timeline.release(survivors.pop(0))
 
 
 def by_index(memory: StepMemory, field: str) -> dict[int | None, list[Storage]]:

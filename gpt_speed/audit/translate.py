@@ -85,7 +85,12 @@ def bounds_of(step: Step) -> dict[str, str]:
 
 @dataclass(eq=False)
 class FusedCall:
-    """A call of attention or of a norm, for which a GPU has one kernel and a CPU several."""
+    """A call of attention or of a norm, for which a GPU has one kernel and a CPU several.
+
+    inputs ──> casts ──> dropped ──> results ──> other operators
+       └─ saved ─┘                      └─ saved of attention
+
+    What it `made` are casts, dropped ones and results; what is saved the backward pass reads."""
 
     memory: StepMemory
     indices: set[int]  # of its operators, forward and backward
@@ -155,17 +160,17 @@ class FusedCall:
         for number in self.dropped:
             del storages[number]
         if self.query:
-            self.add_buffers()
+            self.add_buffers(self.query)
             for number in self.results:
                 self.merge_copies(number)
 
-    def add_buffers(self) -> None:
-        """Adds what attention's kernel makes beside its result: the sums of the exponentials, and
-        in its backward pass what it drops."""
-        last, (sums, _) = self.forward[-1], flash_buffers(self.query)
+    def add_buffers(self, query: list[int]) -> None:
+        """Adds what attention's kernel makes beside its result for a query of this shape: the sums
+        of the exponentials, and in its backward pass what it drops."""
+        last, (sums, _) = self.forward[-1], flash_buffers(query)
         self.memory.add(sums, last, self.end)
         if self.backward:
-            self.memory.add_scratch(self.backward[0], flash_buffers(self.query))
+            self.memory.add_scratch(self.backward[0], flash_buffers(query))
 
     def merge_copies(self, number: int) -> None:
         """Removes the copies of a result in another layout: in that one a GPU's kernel makes it."""
@@ -246,7 +251,7 @@ def join_update(memory: StepMemory, begin: int, end: int) -> None:
     """Lets all that an update makes and drops live from its first operator to its last; quotients
     take the place of dividends."""
     for number, storage in memory.made_between(begin, end).items():
-        if memory.ops[storage.born].name == "div":
+        if storage.born is not None and memory.ops[storage.born].name == "div":
             del memory.storages[number]
         storage.born, storage.died = begin, end
 

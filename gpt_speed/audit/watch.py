@@ -86,8 +86,10 @@ class Recording:
         name, arguments = identify(func, args, kwargs)
         flops, kernel = work_of(func, args, kwargs, result)
         tensors = tensors_in(result)
-        origin = self.current_origin() if phase == "backward" else None
-        if phase != "backward":
+        origin = None
+        if phase == "backward":
+            origin = self.current_origin()
+        else:
             self.nodes.setdefault(torch.autograd._get_sequence_nr() - 1, len(self.ops))
         op = WatchedOp(
             name,
@@ -343,7 +345,7 @@ def work_of(func, args: tuple, kwargs: dict, result) -> tuple[int, tuple | None]
     """Returns an operator's FLOPs and the first four fields of its gpt_speed.counting.Kernel; 0
     and None where counting knows no formula for its arguments."""
     flops, kernel = 0, None
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # PyTorch's formulas raise any, and the script goes on
         flops = counting["flops_of"](func, args, kwargs, result)
         kernel = counting["kernel_of"](func, args, kwargs, result, is_tensor)
     return flops, kernel and kernel[:4]

@@ -60,7 +60,8 @@ def set_seeds() -> None:
 
 def begin_update(keeper: Keeper, *_) -> None:
     """Is called before an optimizer's update; the script ends at the first with gradients."""
-    if keeper.begin_update():
+    keeper.begin_update()
+    if keeper.is_complete:
         finish(keeper, dict(how="kept", error="", **gradient_facts(keeper)))
 
 

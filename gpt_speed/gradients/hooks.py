@@ -7,7 +7,8 @@ from functools import partial, wraps
 
 import torch
 
-from gpt_speed.gradients.keeper import Keeper
+from gpt_speed.gradients.keeper import Facts, Keeper
+from gpt_speed.gradients.order import Mend
 from gpt_speed.script import hook
 
 
@@ -127,10 +128,19 @@ def call_compiled(keeper: Keeper, function, *args, **kwargs):
     """Makes a call of a compiled program, and lets the keeper keep it."""
     if torch.compiler.is_compiling():  # inside of another compiled program
         return function(*args, **kwargs)
-    mending = keeper.order.mending
-    for name, value in mending.settings.items():  # the script may have set them meanwhile
-        setattr(sys.modules[mending.module], name, value)
+    set_what_mends(keeper.order.mending)
+    note_budget(keeper.facts)
+    return keeper.call(function, *args, **kwargs)
+
+
+def set_what_mends(mend: Mend) -> None:
+    """Sets what mends before each call, since the script may have set it meanwhile."""
+    for name, value in mend.settings.items():
+        setattr(sys.modules[mend.module], name, value)
+
+
+def note_budget(facts: Facts) -> None:
+    """Notes the least share of activations that the compiler might keep."""
     functorch = sys.modules.get("torch._functorch.config")
     if functorch:
-        keeper.facts.budget = min(keeper.facts.budget, functorch.activation_memory_budget)
-    return keeper.call(function, *args, **kwargs)
+        facts.budget = min(facts.budget, functorch.activation_memory_budget)

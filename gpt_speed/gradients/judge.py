@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from gpt_speed.gradients.tolerance import (
+    TIMES_CHANGED,
     TOLERANCES,
     Deviation,
     deviations_from_numeric,
@@ -10,7 +11,6 @@ from gpt_speed.gradients.tolerance import (
     wrong_ones,
 )
 
-TIMES = 8  # how many times what rounding alone does to a gradient it may be off
 # By so much rounding alone changes a tensor's gradient that nothing can be told, as where it is
 # nothing but rounding: a softmax doesn't change with the bias of attention's keys.
 HIDDEN = {"float64": 0.01, "float32": 0.01, "float16": 0.1, "bfloat16": 0.2}
@@ -38,7 +38,7 @@ def by_other_run(name: str, roundings: dict, type: str, facts: dict) -> Check:
     for tensor, distances in facts["tensors"].items():
         rounding = rounding_of.get(tensor, 0)
         if rounding <= HIDDEN[type]:
-            bound = TOLERANCES[type].floor + TIMES * rounding
+            bound = TOLERANCES[type].floor + TIMES_CHANGED * rounding
             deviations[tensor] = Deviation(error_of(distances), bound)
     return check_of(
         name,
@@ -71,10 +71,11 @@ def unlike(base: dict, again: dict, jitter: float) -> str:
     """Returns the first thing in which two runs differ that should be the same; "" for none."""
     if again["batch"] != base["batch"]:
         return "the first batch is another one"
-    if again["weight_change"] > 100 * jitter:
+    most = 100 * jitter  # by which what is jittered alone may differ, relative to it
+    if again["weight_change"] > most:
         return "the initial weights are other ones"
     losses = base["loss"], again["loss"]
-    bound = max(SAME_LOSS, 100 * jitter)
+    bound = max(SAME_LOSS, most)
     if None not in losses and abs(losses[0] - losses[1]) > bound * abs(losses[0]):
         return f"the loss is {losses[0]:.6g} and {losses[1]:.6g}"
     return ""

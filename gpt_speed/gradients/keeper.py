@@ -70,17 +70,19 @@ class Keeper:
             if parameter.grad is not None:
                 self.gradients[parameter] = parameter.grad.detach().float().cpu().clone()
 
-    def begin_update(self) -> bool:
-        """Is called before an optimizer's update; returns whether all gradients are kept, so that
-        the script can end."""
+    def begin_update(self) -> None:
+        """Is called before an optimizer's update."""
         if self.is_in_backward:  # an optimizer in the backward pass: others follow
             self.keep_gradients()
-            return False
-        if not self.gradients:
+        elif self.gradients:
+            self.keeps_calls = False  # those that numeric derivatives make again
+        else:
             self.facts.updates += 1
-            return False
-        self.keeps_calls = False  # those that numeric derivatives make again
-        return True
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all gradients are kept, so that the script can end with the update."""
+        return bool(self.gradients) and not self.is_in_backward
 
     # ---- Calls of the model
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -66,21 +65,15 @@ class Script:
         began = time.monotonic()
         report = self.folder / f"{what}.json"
         words = json.dumps(asdict(replace(order, report=str(report))))
-        children.rewind_stdin()
-        try:
-            code, out, err = children.run_child(
-                [self.python, CHILD, words, *self.command],
-                timeout=60 * self.minutes,
-                environment=order.environment,
-            )
-            problem = f"{children.ending(code)}, before its first update"
-        except subprocess.TimeoutExpired as stuck:
-            out, err = map(children.decoded, (stuck.stdout, stuck.stderr))
-            problem = f"made no update in {self.minutes:g} minutes: see --minutes"
-        if not report.exists():
-            print(err or out, file=sys.stderr, end="")
-            raise UserError(f"{script_name(self.command)} {problem}")
-        facts = json.loads(report.read_text(encoding="utf-8"))
+        facts, err = children.report_of_child(
+            [self.python, CHILD, words, *self.command],
+            report,
+            60 * self.minutes,
+            order.environment,
+            script=script_name(self.command),
+            if_ended="before its first update",
+            if_stuck=f"made no update in {self.minutes:g} minutes: see --minutes",
+        )
         self.check(facts, what, err)
         print(f"{what}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         return facts
@@ -145,7 +138,7 @@ class Comparison:
 
     def __init__(self, script: Script, answer: Answer):
         self.script, self.answer = script, answer
-        self.trials: list[Trial] = []
+        self.judged: list[tuple[Trial, Check]] = []
 
     def compare(self) -> None:
         """Adds what comes out to the answer. Raises UserError."""
@@ -164,12 +157,12 @@ class Comparison:
         roundings = self.roundings(baseline)
         if not compiles:
             self.answer.notes.append("nothing is compiled")
-            self.differentiate(baseline, risks_of(baseline.facts), compiled=False)
+            self.compare_to_numeric(baseline, risks_of(baseline.facts), compiled=False)
             return
         budget = self.compare_compiled(baseline, roundings)
         if autocast:
             self.compare_autocast(baseline, autocast)
-        self.differentiate(baseline, risks_of(baseline.facts, budget), compiled=True)
+        self.compare_to_numeric(baseline, risks_of(baseline.facts, budget), compiled=True)
         self.find_mends()
 
     def uncompiled(self) -> Baseline:
@@ -228,7 +221,7 @@ class Comparison:
         trial = Trial(name, order, partial(by_other_run, name, roundings, autocast))
         self.add(trial, self.script.run("compiled, with autocast", order))
 
-    def differentiate(self, baseline: Baseline, risks: list[str], compiled: bool) -> None:
+    def compare_to_numeric(self, baseline: Baseline, risks: list[str], compiled: bool) -> None:
         """Compares to numeric derivatives, where there are risks: masks may be drawn anew in the
         backward pass, or a backward pass is written by hand."""
         if not risks:
@@ -248,16 +241,16 @@ class Comparison:
         self.add(trial, self.script.run("numeric derivatives", order))
 
     def add(self, trial: Trial, facts: dict) -> None:
-        self.trials.append(trial)
-        self.answer.checks.append(trial.judge(facts))
+        check = trial.judge(facts)
+        self.judged.append((trial, check))
+        self.answer.checks.append(check)
 
     def find_mends(self) -> None:
         """Adds to the answer with which of MENDS the first wrong check, if there is one, comes out
         right."""
-        if not self.answer.wrong:
+        trial = next((trial for trial, check in self.judged if check.wrong), None)
+        if not trial:
             return
-        wrong = self.answer.wrong[0]
-        trial = next(trial for trial in self.trials if trial.name == wrong.name)
         for mend in MENDS:
             order = replace(trial.order, compiled=True, mend=mend)
             check = trial.judge(self.script.run(f"with {mend}", order))

@@ -6,6 +6,9 @@ from typing import NamedTuple
 NUMERIC = 0.02  # how far a gradient may be from numeric derivatives, relative to the larger of both
 UNCERTAIN = 0.01  # how uncertain those may be, where a tensor is judged
 TINY = 1e-20  # in place of derivatives of 0
+# How many times what rounding does to a gradient a compiled program's may be off. A reference in
+# float32 shows all that rounding does; weights that are changed by a few digits show a part of it.
+TIMES_REFERENCE, TIMES_CHANGED = 3, 8
 
 
 class Tolerance(NamedTuple):

@@ -1,0 +1,70 @@
+"""Locks, so that no two measurements run at once or write into one folder."""
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+
+from bench import common
+from bench.common import relative
+from gpt_speed import children
+from gpt_speed.common import UserError, listed
+
+PATIENCE = 30  # seconds: torchrun gives its ranks as many
+
+
+@contextmanager
+def locked(folder: Path, refusal: str = "") -> Iterator[None]:
+    """Raises UserError where another process has locked this folder, OSError where none can. The
+    lock ends with the process, however that ends."""
+    from filelock import FileLock, Timeout  # which PyTorch brings along
+
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", blocking=False):
+            yield
+    except Timeout:
+        raise UserError(refusal or f"another measurement is running in {relative(folder)}")
+
+
+def left_over() -> list[int]:
+    """Returns what an earlier start has left and still runs after PATIENCE seconds, in which what
+    was killed a moment ago comes to its end."""
+    end = time.monotonic() + PATIENCE
+    left = children.still_running()
+    while left and time.monotonic() < end:
+        time.sleep(0.2)
+        left = children.still_running()
+    return left
+
+
+@contextmanager
+def measuring(results: Path) -> Iterator[None]:
+    """Locks a folder of results, and is `alone`. Raises as that, also where another process
+    measures into the folder."""
+    lock: AbstractContextManager[None] = locked(results)
+    if results.resolve() == common.BUILD.resolve():
+        lock = nullcontext()  # `alone` locks that one
+    with lock, alone():
+        yield
+
+
+def clone_locked() -> AbstractContextManager[None]:
+    """Locks all of this clone's measurements: two at once would distort each other, and share the
+    compiler's cache, which cold rounds empty. Raises as `locked`."""
+    refusal = "another measurement of this clone is running: two at once would distort each other"
+    return locked(common.BUILD, refusal)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Locks this clone, as `clone_locked`. Raises as that, and UserError where another measurement
+    is killed but still has processes."""
+    with clone_locked():
+        left = left_over()
+        if left:
+            raise UserError(
+                "what another start of this clone's tools has started still runs, and would"
+                f" distort this one: process {listed(map(str, left))}"
+            )
+        yield
