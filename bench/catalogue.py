@@ -99,9 +99,11 @@ def technique_names() -> dict[str, str]:
 
 
 def technique_number(patch: str) -> int:
-    """Returns the number of a technique by the name of its patch. Raises KeyError, StackError."""
-    numbers = {name: number for number, name in enumerate(technique_names(), 1)}
-    return numbers[patch]
+    """Returns the number of a technique by the name of its patch. Raises StackError."""
+    names = list(technique_names())
+    if patch not in names:
+        raise stack.StackError(f"there is no technique {patch}")
+    return names.index(patch) + 1
 
 
 @dataclass(frozen=True)

@@ -756,6 +756,8 @@ def test_a_figure_of_a_technique_is_found_by_its_name(reference):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     known = readme.Claims(reference)
     assert [readme.figure_text(name, known) for name in names] == before
+    with pytest.raises(UserError, match="03-fused-adamw was measured as technique 4"):
+        readme.block_text("contributions", reference)  # which tells techniques by their numbers
 
 
 def test_techniques_that_share_a_line(tmp_path):

@@ -19,6 +19,7 @@ from bench.catalogue import (
     technique_number,
     without_effect_on_gpus,
 )
+from gpt_speed.common import UserError
 from patches import stack
 
 # In README techniques that gain less share a line, if they change neither memory nor the loss.
@@ -232,7 +233,11 @@ class Claims:
 
     def contributions(self) -> list[Contribution]:
         """Returns what each technique contributes on the H100, the most first; techniques that gain
-        little share a line, and those for CPUs are last."""
+        little share a line, and those for CPUs are last. Raises UserError where a technique had
+        another number when it was measured."""
+        for name, row in self.ladder.items():
+            if row.run.number and row.run.number != technique_number(name):
+                raise UserError(f"{name} was measured as technique {row.run.number}: measure again")
         measured = list(contributions_of(self.ladder.values()))
         lines = [*small_ones_joined(measured), *self.contributions_beside_ladder()]
         return sorted(lines, key=attrgetter("rank"))
