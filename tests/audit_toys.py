@@ -900,6 +900,23 @@ def bytes_of_text():
     train(model, lambda ids, targets: model(ids % 128, targets % 128))
 
 
+class Table(nn.Module):
+    """An embedding by hand: a weight, indexed by tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(V, C))
+
+    def forward(self, ids):
+        return self.weight[ids]
+
+
+def indexed_table():
+    model = Net()
+    model.tokens = Table()
+    train(model)
+
+
 class OwnUpdate(torch.optim.Optimizer):
     """Reads and writes `.data`, without no_grad."""
 

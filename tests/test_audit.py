@@ -286,6 +286,7 @@ LACKING = dict(
     twice=PLAIN,
     scaled=PLAIN | {1, 7},
     schedule_drawn=PLAIN,
+    indexed_table=PLAIN,
     characters=PLAIN - {9, 14},
     bytes_of_text=PLAIN - {9, 14},
     own_update=PLAIN - {3},

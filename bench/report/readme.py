@@ -53,7 +53,7 @@ PICTURES = ROOT / "docs"
 CURVES = ROOT / "docs" / "loss-over-seconds.png"
 BLOCK = re.compile(
     r"(?P<opening>"
-    r"<!-- (?P<name>[\w-]+)(?:@(?P<machine>[^\s:]+))?: written by measure\.py readme -->\n"
+    r"<!-- (?P<name>[\w.-]+)(?:@(?P<machine>[^\s:]+))?: written by measure\.py readme -->\n"
     r")"
     r"(?:(?!<!--).)*"  # what stands there
     r"(?P<end><!-- end -->)?",

@@ -104,7 +104,7 @@ class Step:
         """The look-ups in the table of tokens: of those whose indices are data, the largest."""
         tables = defaultdict(list)
         for op in self.training:
-            if op.name == "embedding" and any(index.is_data() for index in op.passed("indices")):
+            if is_lookup(op) and any(index.is_data() for index in op.passed("indices")):
                 tables[op.inputs[0].root().storage].append(op)
         of_tokens = [ops for ops in tables.values() if any(map(self.reads_tokens, ops))]
         return max(of_tokens, key=lambda ops: ops[0].inputs[0].shape[0], default=[])
@@ -175,3 +175,11 @@ class Step:
             **dict.fromkeys(self.losses, "loss"),
             **dict.fromkeys(self.heads, "head"),
         }
+
+
+def is_lookup(op: Op) -> bool:
+    """Tells whether an operator takes rows of a table: an embedding, or a weight that is indexed."""
+    if op.name == "index":
+        is_table = op.inputs[0].root().is_parameter and len(op.inputs[0].shape) == 2
+        return is_table and len(op.passed("indices")) == 1
+    return op.name == "embedding"
