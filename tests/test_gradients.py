@@ -154,8 +154,8 @@ PLANTS = {
     ],
     "a chunk left out": [
         (
-            "torch.cat(x_gradients), sum_VC)",
-            "torch.cat([0 * x_gradients[0], *x_gradients[1:]]), sum_VC)",
+            "torch.cat(x_gradients), head_gradient_VC)",
+            "torch.cat([0 * x_gradients[0], *x_gradients[1:]]), head_gradient_VC)",
         )
     ],
 }
