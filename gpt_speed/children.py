@@ -265,7 +265,10 @@ def descendants(pid: int) -> list[int]:
 def keep_stdin() -> None:
     """Replaces a pipe at stdin by a file of what it holds, a MiB and some seconds of it at most, so
     that several children can read it."""
-    is_pipe = os.name == "posix" and stat.S_ISFIFO(os.fstat(0).st_mode)
+    try:
+        is_pipe = os.name == "posix" and stat.S_ISFIFO(os.fstat(0).st_mode)
+    except OSError:  # it is closed
+        return
     if not is_pipe:
         return
     with tempfile.TemporaryFile() as kept:

@@ -779,6 +779,12 @@ def test_one_rank_locks_for_those_beside_it(answer_of_audit, tmp_path):
         assert answer_of_audit(SECOND) == ""
 
 
+def test_a_closed_stdin_is_left_alone():
+    code = "import os; os.close(0); from gpt_speed import children; children.keep_stdin()"
+    done = run_python("-c", code, cwd=ROOT, fork=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="of a Unix's pipes")
 def test_a_pipe_without_an_end_is_not_waited_for():
     code = (

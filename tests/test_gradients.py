@@ -1,6 +1,7 @@
 """The check of gradients: it calls right programs right, and catches what is wrong."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, environment, run_python, skip_without
@@ -14,6 +15,7 @@ from bench.measure.records import Record, read_record
 from bench.measure.sizing import Length
 from bench.studies.gradients import Gradients, has_own_type, unchecked_dropout
 from gpt_speed.common import UserError
+from gpt_speed.gradients import hooks
 from patches import stack
 
 DRIVER = ROOT / "bench" / "measure" / "gradients.py"
@@ -431,3 +433,25 @@ def test_a_study_refuses_unknown_names(tmp_path):
     with pytest.raises(UserError, match="'nothing'") as refusal:
         next(Gradients().plans(setup_of(tmp_path, names="01,nothing")))
     assert refusal.value.code == 2
+
+
+def test_a_compiled_method_is_a_method():
+    """What takes the place of torch.compile binds to the object that it is called of."""
+    mending = SimpleNamespace(mending=SimpleNamespace(backend=None))
+    keeper = SimpleNamespace(facts=SimpleNamespace(compiles=0), order=mending)
+    compile = hooks.compile_in_place_of(
+        lambda function, **options: function,
+        keeper,
+        lambda function, *args, **kwargs: function(*args, **kwargs),
+    )
+
+    class Model:
+        @compile
+        def twice(self, x):
+            return 2 * x
+
+        @compile(dynamic=False)
+        def half(self, x):
+            return x / 2
+
+    assert (Model().twice(3), Model().half(x=4)) == (6, 2) and keeper.facts.compiles == 2

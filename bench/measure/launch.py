@@ -217,7 +217,7 @@ def collected(study: Measurable, setup: Setup, folder: Path) -> Outcome:
 def compiler_cache(job: Job, measurement: Measurement) -> Path:
     """Returns the folder of what torch.compile keeps, one for each script, options and
     environment, so that studies share it. Empties it in the rounds that compile again."""
-    key = [measurement.sources[job.run.name], job.run.options]
+    key = [measurement.sources[job.run.name], job.run.options, measurement.options]
     if job.run.python:
         key.append(str(job.run.python))
     cache = BUILD / "compiler-cache" / sha256(json.dumps(key).encode())[:16]

@@ -178,7 +178,7 @@ class Step:
 
 
 def is_lookup(op: Op) -> bool:
-    """Tells whether an operator takes rows of a table: an embedding, or a weight that is indexed."""
+    """Tells whether an operator takes rows of a table: an embedding, or a weight by its index."""
     if op.name == "index":
         is_table = op.inputs[0].root().is_parameter and len(op.inputs[0].shape) == 2
         return is_table and len(op.passed("indices")) == 1

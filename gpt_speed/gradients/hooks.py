@@ -100,7 +100,12 @@ def compile_in_place_of(own_compile, keeper: Keeper, call):
         compiled = own_compile(model, **options | backend_options(keeper))
         if isinstance(compiled, torch.nn.Module):
             return compiled
-        return wraps(model)(partial(call, compiled))
+
+        @wraps(model)
+        def called(*args, **kwargs):  # a function, which also binds as a method
+            return call(compiled, *args, **kwargs)
+
+        return called
 
     return compile
 
