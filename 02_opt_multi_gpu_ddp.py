@@ -296,7 +296,8 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     """Moves `model` to the device, in place, and returns the model that training steps call."""
     torch.set_float32_matmul_precision("high")  # technique 2: TF32, for weights in float32
     device = config.device
-    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # whose rates are sixteenths
+    # cuDNN's attention rounds the dropout rate to sixteenths, so it is used without dropout only.
+    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)
     if config.dtype == "auto":
         answer = [*best_dtype(device)]
         dist.broadcast_object_list(answer)  # rank 0's, if they differ
