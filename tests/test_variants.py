@@ -523,6 +523,20 @@ def test_the_collector_is_frozen_once(scripts, tokens):
         gc.unfreeze()
 
 
+def test_evaluation_runs_without_the_compiled_blocks(scripts, tokens, monkeypatch):
+    script = scripts("compile-blocks")
+    model, config = model_of(script, compile=True)
+    compiled = mock.Mock(wraps=TRACED)
+    monkeypatch.setattr(torch, "compile", compiled)
+    with mock.patch.object(script, "can_compile", return_value=True):
+        script.prepare_model(model, config)
+    graphs = torch._dynamo.utils.counters["stats"]
+    before = graphs["unique_graphs"]
+    script.evaluate(model, windows_of(script, tokens)[1], config)
+    assert compiled.call_count == config.layers + 1  # the loss is the last
+    assert graphs["unique_graphs"] == before
+
+
 def test_sampled_softmax_estimates_the_whole_sum_and_starts_with_the_frequencies(scripts):
     """The mean of exp(loss) over many samples is the inverse of the target's probability."""
     script = scripts("head-sampled")
