@@ -373,12 +373,19 @@ def seconds_between(times: list) -> list[float]:
 # ---- Process -----------------------------------------------------------------------------------
 
 def set_up_process() -> None:
-    """Sets what holds for the whole process, before PyTorch first reads it."""
+    """Lets any text be printed, and a signal end the run with its record complete."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
     sys.stdout.reconfigure(errors="replace")  # a sample may hold what a terminal can't show
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
-    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # PyTorch needs it
+
+
+def set_up_pytorch() -> None:
+    """Sets what PyTorch reads once. Variables that the user has set stay."""
+    try:
+        os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)
+    except OSError as error:  # PyTorch's optimizers need it
+        raise UserError(f"{first_line(error)} (see TORCHINDUCTOR_CACHE_DIR)") from None
 
 
 # ---- Plumbing: hardware, memory, record, settings, errors --------------------------------------
@@ -553,23 +560,29 @@ def first_line(error: BaseException) -> str:
     return line
 
 
-def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
-    """Returns a status, a line and an exit code. Triton's "out of resource" is memory on the chip
-    itself; a smaller batch doesn't help."""
-    text = first_line(error)
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether memory ran out, which libraries tell in words alone. Triton's "out of
+    resource" is memory on the chip itself, for which a smaller batch doesn't help."""
     signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
              "bad_alloc", "allocate memory", "create a memory")
+    return "out of resource" not in str(error) and any(sign in repr(error) for sign in signs)
+
+
+def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
+    """Returns a status, a line for the user and an exit code."""
+    text = first_line(error)
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", f"interrupted by signal {text}", 128 + error.args[0]
-    if config is None and isinstance(error, OSError | RuntimeError | AssertionError):  # no bug
-        at = "TORCHINDUCTOR_CACHE_DIR" if isinstance(error, OSError) else "docs/troubleshooting.md"
-        return "failed", f"{text} (see {at})", 1
-    if any(sign in repr(error) for sign in signs) and "out of resource" not in text:
+    if isinstance(error, FloatingPointError):
+        return "diverged", text, 1
+    if config is None and isinstance(error, RuntimeError | AssertionError):  # of the device
+        return "failed", f"{text} (see docs/troubleshooting.md)", 1
+    if is_out_of_memory(error):
         return "out_of_memory", f"out of memory: lower --batch-size or --context-length ({text})", 1
-    if not isinstance(error, UserError | OSError | FloatingPointError):
+    if not isinstance(error, UserError | OSError):
         sys.excepthook(type(error), error, error.__traceback__)  # a bug, with its traceback
         text = f"{type(error).__name__}: {text}"
-    return "diverged" if isinstance(error, FloatingPointError) else "failed", text, 1
+    return "failed", text, 1
 
 
 def main() -> int:
@@ -577,6 +590,7 @@ def main() -> int:
     status, message, code = "complete", None, 0
     try:
         set_up_process()
+        set_up_pytorch()
         config = configure()
         data = load_data(config)
         torch.manual_seed(config.seed)

@@ -4,6 +4,7 @@ take a custom autograd.Function, must tell edits of it apart."""
 import json
 import os
 import platform
+import re
 import stat
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, STAGES, environment
+from conftest import ROOT, STAGES, TINY, environment, small, write_tokens
 
 SWITCH = "TORCHINDUCTOR_AUTOGRAD_CACHE_ALLOW_CUSTOM_AUTOGRAD"
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"
@@ -25,7 +26,7 @@ spec = importlib.util.spec_from_file_location("script", sys.argv[1])
 script = importlib.util.module_from_spec(spec)
 sys.modules["script"] = script
 spec.loader.exec_module(script)
-script.set_up_process()
+script.set_up_pytorch()
 assert "torch._functorch.config" not in sys.modules  # which reads the switch once
 from torch._dynamo.utils import counters
 
@@ -123,7 +124,7 @@ def test_the_switch_is_set_before_it_is_read(stage, given, expected):
     program = (
         f"import runpy, sys; script = runpy.run_path({str(ROOT / f'{stage}.py')!r})\n"
         "assert 'torch._functorch.config' not in sys.modules\n"
-        "script['set_up_process']()\n"
+        "script['set_up_pytorch']()\n"
         "import torch._functorch.config as config\n"
         "print(config.autograd_cache_allow_custom_autograd_functions)\n"
     )
@@ -206,3 +207,32 @@ def test_short_runs_get_a_hint(stages, monkeypatch, capsys, device, steps, is_wa
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_watched)
     stages["01_opt_single_gpu"].hint_at_short_run(steps, torch.device(device))
     assert capsys.readouterr().out.count("--no-compile") == lines
+
+
+@pytest.mark.parametrize(
+    ("stage", "option"),
+    [
+        ("00_orig", []),
+        ("01_opt_single_gpu", ["--no-compile"]),
+        pytest.param("01_opt_single_gpu", ["--compile"], marks=pytest.mark.slow),
+    ],
+)
+def test_the_parts_of_a_start_add_up(tmp_path, stage, option):
+    script = tmp_path / f"{stage}.py"
+    script.write_text(small((ROOT / script.name).read_text()))
+    folders = ["--data", write_tokens(tmp_path / "tokens"), "--results-dir", tmp_path / "results"]
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs" / "starts.py", script, *TINY, *option, *folders],
+        capture_output=True,
+        text=True,
+        env=environment(**{FOLDER: str(tmp_path / "cache")}),
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if re.fullmatch(r".{28} *-?\d+\.\d\d", line)]
+    seconds = {line[:28].strip(): float(line[28:]) for line in lines}
+    total = seconds.pop("all")
+    assert sum(seconds.values()) == pytest.approx(total, abs=0.1)
+    assert min(seconds.values()) > -0.1 and seconds["first step"] > 0
+    compiled = {"Dynamo", "AOTAutograd, caches", "Inductor", "C++ or Triton"}
+    assert compiled & seconds.keys() == (compiled if stage != "00_orig" else set())
+    assert all((seconds[part] > 0.1) == (option == ["--compile"]) for part in compiled & {*seconds})
