@@ -212,11 +212,8 @@ def accuracy_table(rows: list[dict]) -> Table:
         f"outside: batches below {LEAST_BATCH}, AMD": chosen(rows, group="outside"),
     }
     lines = [accuracy(label, group, rows) for label, group in groups.items()]
-    before = [
-        row | row["first"] | dict(error=row["first"]["predicted"] / row["tok_per_sec"] - 1)
-        for row in last
-    ]
-    lines.append(accuracy(f"the last {len(last)}, as first predicted", before, rows))
+    before = as_first_predicted(rows)
+    lines.append(accuracy(f"the last {len(before)}, as first predicted", before, rows))
     return Table(
         [
             text_col("figures of", "label"),
@@ -228,6 +225,15 @@ def accuracy_table(rows: list[dict]) -> Table:
         ],
         lines,
     )
+
+
+def as_first_predicted(rows: list[dict]) -> list[dict]:
+    """Returns the last batch of figures, as they were predicted before they changed the model."""
+    return [
+        row | row["first"] | dict(error=row["first"]["predicted"] / row["tok_per_sec"] - 1)
+        for row in rows
+        if "first" in row
+    ]
 
 
 def accuracy(label: str, group: list[dict], rows: list[dict]) -> dict:
@@ -290,16 +296,13 @@ def memory_table() -> Table:
 
 
 def picture(rows: list[dict]):
-    """Draws predicted over measured tok/sec of all inside the model, and names each program's worst
-    check on a GPU where the error is above NEAR."""
-    rows = [row for row in rows if row["group"] != "outside"]
-    checks = chosen(rows, group="check")
-    near = sum(abs(row["error"]) <= NEAR for row in checks)
-    figure, [(_, axes)] = rows_of_panels(
-        [f"Speeds on which nothing was tuned: {near} of {len(checks)} are predicted within 20%"],
-        [6.5],
-        [1],
-    )
+    """Draws predicted over measured tok/sec: the last batch as first predicted, and names each
+    program's worst on a GPU where the error is above NEAR; the others inside the model."""
+    last = as_first_predicted(rows)
+    others = [row for row in rows if "first" not in row and row["group"] != "outside"]
+    near = sum(abs(row["error"]) <= NEAR for row in last)
+    title = f"{near} of the last {len(last)} figures were within 20% when we first predicted them"
+    figure, [(_, axes)] = rows_of_panels([title], [6.5], [1])
     ends = np.array([6e3, 1.2e6])
     axes.set(
         xscale="log",
@@ -313,19 +316,15 @@ def picture(rows: list[dict]):
         axis.set_major_formatter("{x:,.0f}")
     axes.fill_between(ends, (1 - NEAR) * ends, (1 + NEAR) * ends, color="0.9", label="±20%")
     axes.plot(ends, ends, color="0.5", linewidth=1)
-    for label, is_check, colour, size in (
-        ("used to tune or change the model", False, MEMORY, 3),
-        ("check: nothing was tuned on it", True, OWN, 6),
+    for label, group, colour, size in (
+        ("the others, as predicted today", others, MEMORY, 3),
+        (f"the last {len(last)}, as first predicted", last, OWN, 6),
     ):
-        points = [
-            (row["tok_per_sec"], row["predicted"])
-            for row in rows
-            if (row["group"] == "check") is is_check
-        ]
+        points = [(row["tok_per_sec"], row["predicted"]) for row in group]
         axes.plot(*zip(*points, strict=True), "o", color=colour, markersize=size, label=label)
     worst = {
         (row["source"], row["card"]): row
-        for row in sorted(checks, key=lambda row: abs(row["error"]))
+        for row in sorted(last, key=lambda row: abs(row["error"]))
         if abs(row["error"]) > NEAR
     }
     for (_, card), row in worst.items():

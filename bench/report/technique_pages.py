@@ -55,7 +55,7 @@ def results() -> Table:
             num_col("optimized, tok/sec", "tok_per_sec", ",.0f"),
             num_col("speedup", "factor_baseline", ".1f", "×"),
             Column("95%", interval_over_baseline),
-            value_col("over all measurements", "measured.folder", factors_text),
+            value_col("range over sessions (number)", "measured.folder", factors_text),
         ],
         sorted(optimized_in(REFERENCE), key=has_gpu, reverse=True),
     )

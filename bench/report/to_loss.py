@@ -185,14 +185,16 @@ def loss_over_seconds():
     for axes, with_first_step in ((training, False), (compiling, True)):
         for (script, label), colour in zip(CURVES.items(), COLOURS.values(), strict=True):
             draw_curves(axes, rows[script], label, colour, with_first_step)
-        axes.axhline(target, color="0.4", linewidth=1, linestyle="--")
+        axes.axhline(
+            target, color="0.4", linewidth=1, linestyle="--", label=f"target: {target:.2f}"
+        )
         axes.set_ylim(target - LAST_LOSS, 7.5)
         axes.set_xlim(left=0)
     training.set_ylabel("validation loss")
     training.set_xlabel("seconds of training, compiling excluded")
     compiling.set_xlabel("seconds, compiling with an empty cache included")
     lines = training.get_legend_handles_labels()
-    subfigure.legend(*lines, loc="outside lower center", ncols=len(CURVES), frameon=False)
+    subfigure.legend(*lines, loc="outside lower center", ncols=len(lines[0]), frameon=False)
     return figure
 
 
@@ -202,8 +204,8 @@ def finding(row: Row, over: Row, target: float) -> str:
         Comparison(row, over, Goal(target, compiling)).factor for compiling in (False, True)
     )
     return (
-        f"{row.run.stage} is {without:.1f} times as fast to a loss of {target:.2f} as"
-        f" {over.run.stage}; compiling included, {included:.2f} times"
+        f"To a loss of {target:.2f}, {row.run.stage} is {without:.1f} times as fast as"
+        f" {over.run.stage} once compiled; compiling included, {included:.2f} times"
     )
 
 

@@ -81,6 +81,20 @@ PURPOSES = {
 }
 
 
+# What those that were measured on the GPU are good for, by their labels.
+USES = {
+    "head-cce, skipping small gradients": "large vocabularies, untested",
+    "compile-blocks": "**short runs**: compiles sooner",
+    "precision-autocast": "**long trainings**: no small update is lost",
+    "head-liger": "nothing: technique 14 is faster",
+    "optimizer-muon": "**fewer tokens to a loss**",
+    "precision-float8": "larger models, untested",
+    "memory-checkpoint": "**what doesn't fit**",
+    "precision-float8 --float8 head": "nothing",
+    "precision-float8 --float8 all": "nothing",
+}
+
+
 @dataclass
 class Variant:
     """What a table tells of a variant, with the options that it was measured with."""
@@ -182,6 +196,7 @@ def measured_on_gpu() -> Table:
     return Table(
         [
             text_col("variant", "link"),
+            Column("use it for", lambda variant: USES[variant.label], True),
             value_col("× speed", "on_gpu", speed_text),
             value_col("95%", "on_gpu", interval_cell),
             value_col("× memory", "on_gpu", memory_text),
