@@ -224,7 +224,6 @@ def computed() -> dict[str, str]:
         "h100-at-batch-8": f"{speed(ladder(9)) / speed(ladder(0)):.1f}",
         "h100-after-8": f"{gain(14, 8):.1f}",
         "h100-11-to-15": between(own, ".0f"),
-        "h100-10-gb": f"{gb(ladder(10)):.0f}",
         "h100-gb": f"{script_gb('01'):.1f}",
         "over-nanogpt": f"{step_ratio('01', 'nanoGPT'):.2f}",
         "nanogpt-gb": between(steps_of("nanoGPT", "gb"), ".0f"),

@@ -746,7 +746,7 @@ def test_a_changed_journal_changes_readme(reference, journal, run, changed):
 
 def test_a_figure_of_a_technique_is_found_by_its_name(reference):
     """Also where a technique was put in before it, so that it has another number."""
-    names = "h100-technique-8", "h100-after-8", "h100-10-gb", "h100-11-to-15"
+    names = "h100-technique-8", "h100-after-8", "h100-11-to-15"
     known = readme.Claims(reference)
     before = [readme.figure_text(name, known) for name in names]
     path = reference / "nvidia-h100" / "ladder.jsonl"
@@ -949,6 +949,15 @@ def test_update_writes_what_stands_between_markers(tmp_path):
 def test_markers_that_do_not_serve(tmp_path, text, error):
     with pytest.raises(UserError, match=error):
         update(text, tmp_path)
+
+
+def test_each_variant_measured_on_the_gpu_has_a_use():
+    """In a table of at most ten rows."""
+    names, uses, *_ = zip(
+        *rows_of_text(readme.block_text("variants-on-gpu", REFERENCE)), strict=True
+    )
+    assert {re.findall("`(.+)`", name)[0] for name in names} == variant_pages.USES.keys()
+    assert all(uses) and len(uses) <= 10
 
 
 def test_a_variant_without_a_purpose_is_named():

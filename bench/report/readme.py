@@ -102,7 +102,6 @@ FIGURES = {
         lambda claims: claims.speedup_over(claims.compiled_script).factor, ".1f"
     ),
     "h100-11-to-15": Figure(lambda claims: claims.percent_over_published, ".0f"),
-    "h100-10-gb": Figure(lambda claims: claims.published_script.reserved_gb, ".0f"),
     # Single steps and whole scripts of another day.
     "h100-gb": Figure(lambda claims: claims.steps.script_gb["01"], ".1f"),
     "over-nanogpt": Figure(lambda claims: claims.steps.over_nanogpt),

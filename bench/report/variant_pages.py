@@ -196,7 +196,7 @@ def measured_on_gpu() -> Table:
     return Table(
         [
             text_col("variant", "link"),
-            Column("use it for", lambda variant: USES[variant.label], True),
+            Column("use it for", lambda variant: USES.get(variant.label, ""), True),
             value_col("× speed", "on_gpu", speed_text),
             value_col("95%", "on_gpu", interval_cell),
             value_col("× memory", "on_gpu", memory_text),
