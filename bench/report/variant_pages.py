@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from operator import itemgetter
 
 from bench.analysis.gains import Gain, best, gain_of, unclear_variants, variant_key, variant_rows
 from bench.analysis.rows import ratio
@@ -81,15 +80,15 @@ PURPOSES = {
 }
 
 
-# What those that were measured on the GPU are good for, by their labels.
+# What those that were measured on the GPU are good for, by their labels, the most useful first.
 USES = {
-    "head-cce, skipping small gradients": "large vocabularies, untested",
-    "compile-blocks": "**short runs**: compiles sooner",
     "precision-autocast": "**long trainings**: no small update is lost",
-    "head-liger": "nothing: technique 14 is faster",
+    "memory-checkpoint": "**a model or batch that doesn't fit**",
     "optimizer-muon": "**fewer tokens to a loss**",
+    "compile-blocks": "**short runs**: it compiles sooner",
     "precision-float8": "larger models, untested",
-    "memory-checkpoint": "**what doesn't fit**",
+    "head-cce, skipping small gradients": "large vocabularies, untested",
+    "head-liger": "nothing: technique 14 is faster",
     "precision-float8 --float8 head": "nothing",
     "precision-float8 --float8 all": "nothing",
 }
@@ -186,13 +185,12 @@ def speed_on_cpu(variant: Variant) -> str:
 
 
 def measured_on_gpu() -> Table:
-    """Returns what was measured of variants on the GPU, the fastest first."""
+    """Returns what was measured of variants on the GPU, the most useful first."""
     everything = [one for variants in variants_by_script().values() for one in variants]
     gains = [(variant.on_gpu, variant) for variant in everything]
-    measured = [
-        (gain.factor, variant) for gain, variant in gains if gain and gain.source == "measured"
-    ]
-    measured.sort(key=itemgetter(0), reverse=True)
+    measured = [variant for gain, variant in gains if gain and gain.source == "measured"]
+    order = [*USES, *(variant.label for variant in measured)]
+    measured.sort(key=lambda variant: order.index(variant.label))
     return Table(
         [
             text_col("variant", "link"),
@@ -201,7 +199,7 @@ def measured_on_gpu() -> Table:
             value_col("95%", "on_gpu", interval_cell),
             value_col("× memory", "on_gpu", memory_text),
         ],
-        [variant for _, variant in measured],
+        measured,
     )
 
 
