@@ -7,6 +7,7 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -856,6 +857,18 @@ def test_the_xeons_typed_range_is_that_of_the_logs():
     says = f"**`01` is {low} to {high} times as fast as `00`** in {count} measurements"
     assert says in unwrapped(page)
     assert f"gained {low}× to {high}× in {count} measurements" in unwrapped(methodology)
+
+
+def test_the_h100s_typed_range_is_that_of_the_logs():
+    """From the slowest session of single steps to the ladder that README cites."""
+    known = claims.Claims(REFERENCE)
+    sessions: dict[tuple, list[float]] = {}
+    for name in ("01", claims.WITH_FAST_MATH):
+        for session, speed in known.steps.speeds(name):
+            sessions.setdefault((name, session), []).append(speed)
+    slowest = min(map(median, sessions.values())) / known.baseline.tok_per_sec
+    says = f"the H100's range is {slowest:.1f}–{known.optimized.factor_baseline:.1f}"
+    assert says in unwrapped("docs/results.md")
 
 
 def test_totals_are_of_every_measurement_of_one_model(tmp_path):

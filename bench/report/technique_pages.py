@@ -75,9 +75,10 @@ def interval_over_baseline(row: Row) -> str:
 
 
 def factors_text(folder: Path) -> str:
-    """Returns the range of a machine's speedups, and of how many measurements; "" of one."""
+    """Returns the range of a machine's speedups, and of how many sessions; "" of one or two, which
+    don't tell how far others may be off."""
     totals = totals_in(folder)
-    if len(totals) <= 1:
+    if len(totals) <= 2:
         return ""
     return f"{spread(totals, '.2f')} ({len(totals)})"
 
