@@ -981,17 +981,16 @@ def test_a_variant_without_a_purpose_is_named():
 
 def test_write_readme(tmp_path, monkeypatch):
     path = tmp_path / "README.md"
-    pictures = dict(PICTURES=tmp_path, CURVES=tmp_path / "curves.png")
-    for name, value in dict(PAGES=[path], SHOWN=tmp_path, **pictures).items():
+    for name, value in dict(PAGES=[path], SHOWN=tmp_path, PICTURES=tmp_path).items():
         monkeypatch.setattr(readme, name, value)
     path.write_text(marker("technique-index"))
     write_ladder(tmp_path, "00_orig")
     assert readme.write_readme(all_studies())
     assert not readme.write_readme(all_studies())
     assert len(rows_of_text(path.read_text(encoding="utf-8"))) == len(stack.load())
-    pictures = [tmp_path / name for name in (*waterfall.README_PICTURES, "curves.png")]
+    pictures = [tmp_path / name for name in (*waterfall.README_PICTURES, *to_loss.PICTURES)]
     assert all(picture.stat().st_size > 10_000 for picture in pictures)
-    assert len({picture.read_bytes() for picture in pictures}) == 3
+    assert len({picture.read_bytes() for picture in pictures}) == 4
 
 
 # ---- plot_results.py ---------------------------------------------------------------------------

@@ -50,7 +50,6 @@ PAGES = [
     *sorted(REFERENCE.glob("*/gradients.md")),
 ]
 PICTURES = ROOT / "docs"
-CURVES = ROOT / "docs" / "loss-over-seconds.png"
 BLOCK = re.compile(
     r"(?P<opening>"
     r"<!-- (?P<name>[\w.-]+)(?:@(?P<machine>[^\s:]+))?: written by measure\.py readme -->\n"
@@ -128,7 +127,7 @@ FIGURES = {
 
 
 def write_readme(studies: dict) -> bool:
-    """Writes the pages' tables, two pictures and the gains that audits tell again; returns
+    """Writes the pages' tables, pictures in docs/ and the gains that audits tell again; returns
     whether that changed a page. Raises what update does."""
     before = {page: page.read_bytes() for page in PAGES}
     after = {page: update(text.decode(), SHOWN, studies).encode() for page, text in before.items()}
@@ -138,7 +137,8 @@ def write_readme(studies: dict) -> bool:
     for name, palette in waterfall.README_PICTURES.items():
         figure = waterfall.readme_picture(Claims(REFERENCE), palette)
         write_whole(PICTURES / name, picture_bytes(figure))
-    write_whole(CURVES, picture_bytes(to_loss.loss_over_seconds()))
+    for name, palette in to_loss.PICTURES.items():
+        write_whole(PICTURES / name, picture_bytes(to_loss.loss_over_seconds(palette)))
     return after != before
 
 

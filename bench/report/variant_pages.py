@@ -104,6 +104,11 @@ class Variant:
     is_unclear: bool = False  # it was measured, but what it gains is too uncertain to be printed
 
     @property
+    def is_part(self) -> bool:
+        """Whether it is a variant without one of its parts, which only a machine's page shows."""
+        return " --no-" in self.label
+
+    @property
     def changes_something(self) -> bool:
         """Whether it isn't just predicted to leave speed and memory as they are."""
         gain, cpu = self.on_gpu, self.on_cpu
@@ -135,12 +140,12 @@ def is_one(factor: float | None) -> bool:
 
 
 def variant_cards() -> str:
-    """Returns for each purpose a table of what its variants gain, without those that are predicted
-    to change nothing, and a card for each."""
+    """Returns for each purpose a table of what its variants gain, without their parts and those
+    that are predicted to change nothing, and a card for each."""
     variants, texts = variants_by_script(), []
     for purpose, patches in by_purpose(stack.load_variants()).items():
         lines = [variant for patch in patches for variant in variants.get(patch.name, [])]
-        shown = [variant for variant in lines if variant.changes_something]
+        shown = [one for one in lines if one.changes_something and not one.is_part]
         table = markdown(variants_table(shown)).rstrip()
         texts += [f"## {purpose}", *filter(None, [WHERE.get(purpose)]), table]
         texts += map(variant_card, patches)
