@@ -279,11 +279,12 @@ def predicted_line(name: str) -> dict[str, str]:
     """Returns what is predicted for a card, at the batch sizes that `make bench` takes there.
     Raises UserError where that isn't stored, StackError."""
     first, last = benched(name)
+    factors = spread(quotients(last.speeds, first.speeds), ".1f")
     return dict(
         hardware=f"1 × {name}",
         baseline=in_thousands(first.speeds),
         optimized=in_thousands(last.speeds),
-        speedup=f"{spread(quotients(last.speeds, first.speeds), '.1f')}×",
+        speedup=f"{factors}×" if factors else "",
         source=f"[predicted](docs/gpus.md), batch {first.batch} → {last.batch}",
     )
 
