@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import stat
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -236,3 +237,29 @@ def test_the_parts_of_a_start_add_up(tmp_path, stage, option):
     compiled = {"Dynamo", "AOTAutograd, caches", "Inductor", "C++ or Triton"}
     assert compiled & seconds.keys() == (compiled if stage != "00_orig" else set())
     assert all((seconds[part] > 0.1) == (option == ["--compile"]) for part in compiled & {*seconds})
+
+
+def test_the_pages_table_is_the_median_of_its_records():
+    page = (ROOT / "docs" / "time-to-loss.md").read_text()
+    lines = page.split("**Where a start goes.**")[1].split("\n\n")[1].splitlines()
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    columns = {  # script, whether it is the earlier one, cache
+        "`00`": ("00_orig", False, "warm"),
+        "`01`, cold": ("01_opt_single_gpu", False, "cold"),
+        "`01`, warm": ("01_opt_single_gpu", False, "warm"),
+        "earlier `01`, warm": ("01_opt_single_gpu", True, "warm"),
+        "`compile-blocks`, cold": ("compile-blocks", False, "cold"),
+        "`compile-blocks`, warm": ("compile-blocks", False, "warm"),
+    }
+    assert head == ["seconds", *columns]
+    starts: dict = {column: [] for column in columns.values()}
+    for line in (ROOT / "docs" / "starts.jsonl").read_text().splitlines():
+        start = json.loads(line)
+        key = start["script"], start["commit"] == "6082aef7", start["cache"]
+        if start["options"].startswith("--model gpt2 ") and key in starts:
+            starts[key].append(start["seconds"])
+    assert {len(same) for same in starts.values()} == {5}
+    for part, *cells in rows:
+        for column, cell in zip(columns.values(), cells, strict=True):
+            seconds = [start.get(part) for start in starts[column]]
+            assert cell == ("" if None in seconds else f"{max(0, statistics.median(seconds)):.1f}")
