@@ -91,7 +91,9 @@ class Config:
     results_dir: str = str(HERE / "results")
     name: str = Path(__file__).stem
 
-    tokens_per_step = property(lambda self: self.batch_size * self.context_length * self.world_size)
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.context_length * self.world_size
 
 
 # ---- Data --------------------------------------------------------------------------------------
@@ -459,9 +461,10 @@ def set_up_process(rank: int = 0) -> None:
 def set_up_pytorch() -> None:
     """Sets what PyTorch reads once. Variables that the user has set stay."""
     keep_compiled_code()
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     try:
-        os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)
-    except OSError as error:  # PyTorch's optimizers need it
+        os.makedirs(folder or ".", exist_ok=True)
+    except OSError as error:
         raise UserError(f"{first_line(error)} (see TORCHINDUCTOR_CACHE_DIR)") from None
     os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # technique 8: cruder exp
     # Technique 14: a later start finds ChunkedLoss compiled; the cache's key has its code.
@@ -557,10 +560,9 @@ def can_compile(config: Config) -> bool:
 
 
 def hint_at_short_run(steps: int, device: torch.device) -> None:
-    """Suggests --no-compile, in a terminal only, for runs too short to repay compiling: below half
-    of the steps at which it broke even, with an empty cache, on two CPU cores and on an H100."""
-    pays_after = dict(cpu=140, cuda=680).get(device.type, 0)
-    if steps < pays_after / 2 and sys.stdout.isatty():
+    """Suggests --no-compile, in a terminal only, for runs too short to repay compiling: on two CPU
+    cores it broke even after 140 steps, with an empty cache; on a GPU nobody has measured it."""
+    if device.type == "cpu" and steps < 70 and sys.stdout.isatty():
         print(f"{steps} steps: the first time, compiling takes longer than it saves here;"
               " to train without it: --no-compile\n")
 
@@ -666,7 +668,10 @@ def configure(argv: list[str] | None = None) -> Config:
     given = vars(parser.parse_args(argv))
     for number in ("rank", "world_size", "local_rank", "local_world_size"):  # torchrun's
         given[number] = int(os.environ.get(number.upper()) or getattr(Config, number))
-    device = choose_device(given.get("device"), given["local_rank"], parser)
+    try:
+        device = choose_device(given.get("device"), given["local_rank"], parser)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a build without CUDA
+        raise UserError(f"{first_line(error)} (see docs/troubleshooting.md)") from None
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
     if "model" not in given and model == "cpu-demo":
         print("No NVIDIA GPU: training the small cpu-demo model (--model gpt2 for GPT-2 124M)")
@@ -738,9 +743,10 @@ def choose_device(kind: str | None, local_rank: int, parser: argparse.ArgumentPa
     if kind == "cuda":
         torch.cuda.init()  # else device_count() may count a GPU cut by MIG as one
         gpus = torch.cuda.device_count()
-    launched = all(map(os.environ.get, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")))
     # Slurm may show each rank its own GPU alone (srun --gpus-per-task=1); torchrun shows all.
-    gpu = 0 if gpus == 1 and "TORCHELASTIC_RUN_ID" not in os.environ else local_rank
+    sees_its_own = gpus == 1 and "TORCHELASTIC_RUN_ID" not in os.environ
+    gpu = 0 if sees_its_own else local_rank
+    launched = all(map(os.environ.get, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")))
     if not launched or 0 < gpus <= gpu:
         parser.error(f"a process per GPU: torchrun --nproc_per_node={gpus or 2} {parser.prog}")
     device = torch.device(f"cuda:{gpu}" if kind == "cuda" else "cpu")
@@ -823,22 +829,20 @@ def first_line(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether memory ran out, which libraries tell in words alone. Triton's "out of
-    resource" is memory on the chip itself, for which a smaller batch doesn't help."""
+    """Returns whether memory ran out, for which not every library has a class. Triton's "out of
+    resource" is memory on the chip itself; for that a smaller batch doesn't help."""
     signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
              "bad_alloc", "allocate memory", "create a memory")
     return "out of resource" not in str(error) and any(sign in repr(error) for sign in signs)
 
 
-def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
+def explain(error: BaseException) -> tuple[str, str, int]:
     """Returns a status, a line for the user and an exit code."""
     text = first_line(error)
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", f"interrupted by signal {text}", 128 + error.args[0]
     if isinstance(error, FloatingPointError):
         return "diverged", text, 1
-    if config is None and isinstance(error, RuntimeError | AssertionError):  # of the device
-        return "failed", f"{text} (see docs/troubleshooting.md)", 1
     if is_out_of_memory(error):
         return "out_of_memory", f"out of memory: lower --batch-size or --context-length ({text})", 1
     if not isinstance(error, UserError | OSError):
@@ -849,7 +853,7 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
 
 def main() -> int:
     rank = int(os.environ.get("RANK") or 0)  # torchrun's number of this process
-    run, config = Run(), None
+    run = Run()
     status, message, code = "complete", None, 0
     try:
         set_up_process(rank)
@@ -864,7 +868,7 @@ def main() -> int:
         dist.destroy_process_group()  # not after an error, where it would wait for other ranks
     except (Exception, KeyboardInterrupt) as error:
         ignore_signals()
-        status, message, code = explain(error, config)
+        status, message, code = explain(error)
         if rank == 0 or status not in ("interrupted", "diverged"):  # which end all ranks at once
             print(f"error: rank {rank}: {message}", file=sys.stderr)
     ignore_signals()

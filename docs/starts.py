@@ -94,7 +94,7 @@ def measure(path: str, options: list[str]) -> dict[str, float]:
     def first_line(*_) -> None:
         raise FirstLine
 
-    def explain(error, config):
+    def explain(error):
         raise error
 
     if try_hardware:

@@ -701,6 +701,6 @@ def test_workers_that_lack_shared_memory(scripts, capsys):
         "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible"
         " that dataloader's workers are out of shared memory."
     )
-    status, says, code = script.explain(error, script.Config())
+    status, says, code = script.explain(error)
     assert (status, code) == ("failed", 1) and "--shm-size" in says
     assert capsys.readouterr().err == ""  # no traceback
