@@ -7,19 +7,24 @@ import runpy
 import signal
 import sys
 import traceback
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 
 
-def hook(owner, name: str, before) -> None:
-    """Calls `before` with a function's arguments, and what that returns after it."""
+def hook(owner, name: str, before: Callable[..., Callable[[], None] | None]) -> None:
+    """Replaces a function by one that first calls `before` with its arguments, and last of all,
+    also where the function raises, what `before` has returned, if anything."""
     real = getattr(owner, name)
 
+    @wraps(real, updated=())  # without the compiler's own marks on it
     def hooked(*args, **kwargs):
         after = before(*args, **kwargs)
-        result = real(*args, **kwargs)
-        if after:
-            after()
-        return result
+        try:
+            return real(*args, **kwargs)
+        finally:
+            if after:
+                after()
 
     setattr(owner, name, hooked)
 
