@@ -88,6 +88,7 @@ JSON = re.compile(rb'\{\s*(?:\}|"[^"\n]*"\s*:)|\[\s*(?:\{|"[^"\n]*"\s*[],])')
 BLOCK = 2**20  # characters, bytes or ids read and encoded at once
 PACKED = 2**12  # bytes of an archive unpacked at once; they may grow a lot
 
+SHOWN_SECONDS = 0.1  # from one percentage on a terminal to the next
 TIMEOUT_SECONDS = 5  # without an answer
 WHOLE_SECONDS, WHOLE_BYTES = 120, 20 * 2**20  # for a file, which has less than 2 MiB
 TRIES = 3  # if a server answers but fails
@@ -524,10 +525,13 @@ class Progress:
 
     def __init__(self, total: int):
         self.total, self.done, self.skipped = total, 0, 0
+        self.is_shown = sys.stderr is not None and sys.stderr.isatty()
+        self.next_time = 0.0  # at which the percentage is shown again
 
     def add(self, count: int) -> None:
         self.done += count
-        if sys.stderr.isatty():
+        if self.is_shown and time.monotonic() >= self.next_time:
+            self.next_time = time.monotonic() + SHOWN_SECONDS
             percent = min(100, 100 * self.done // max(1, self.total))
             print(f"\r{percent:3} %\r", end="", file=sys.stderr, flush=True)
 

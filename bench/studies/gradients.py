@@ -16,7 +16,10 @@ from gpt_speed.tables import Column, Table
 from patches import stack
 
 DRIVER = ROOT / "bench" / "measure" / "gradients.py"
-NUMERIC = ROOT / "gpt_speed" / "numeric.py"  # which the driver imports
+IMPORTED = [  # by the driver
+    ROOT / "gpt_speed" / "numeric.py",
+    ROOT / "gpt_speed" / "gradients" / "tolerance.py",
+]
 IN_REPORT = "memory", "dropout", "head"  # the groups that a report on a GPU checks next to 01
 COMPARISONS = "compiled to uncompiled", "uncompiled to reference", "compiled to reference"
 OWN_TYPE = "precision"  # the group of the variants that have types of their own
@@ -64,7 +67,7 @@ class Gradients(Study):
         return words
 
     def imports(self, run: Run) -> list[Path]:
-        return [NUMERIC]
+        return IMPORTED
 
     def summary(self, record: Record, plan: Plan) -> str:
         return verdict_of(record).text
