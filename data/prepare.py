@@ -216,19 +216,14 @@ def kind_of(path: str) -> str:
         return "text"  # a pipe can be read only once
     with open(path, "rb") as file:
         head = file.read(BLOCK)
-    if are_tokens(path, head):
+    is_nano_gpt = path.endswith(".bin") and b"\0" in head  # which no text has
+    if is_nano_gpt or has_llm_c_header(head):
         return "tokens"
     if head.startswith(PARQUET):
         return "parquet"
     if is_json(path):
         return "json"
     return "text"
-
-
-def are_tokens(path: str, head: bytes) -> bool:
-    """Returns whether a file that begins with `head` has tokens: llm.c's or nanoGPT's."""
-    is_nano_gpt = path.endswith(".bin") and b"\0" in head  # which no text has
-    return is_nano_gpt or has_llm_c_header(head)
 
 
 def is_json(path: str) -> bool:
@@ -619,14 +614,15 @@ def environment_variable(name: str, value: str) -> Iterator[None]:
 
 
 def tokenizer_for(corpus: Corpus, cache: Path, web: Web) -> tiktoken.Encoding:
-    """Returns GPT-2's tokenizer, or that of bytes where it can't be fetched. Raises UserError for
-    tokens, which need their own."""
+    """Returns GPT-2's tokenizer, or where it can't be fetched one whose tokens are bytes. Raises
+    UserError for tokens, which need their own."""
     tokenizer = gpt2_tokenizer(cache, web)
     if tokenizer:
         return tokenizer
     if corpus.has_tokens:
         raise UserError(f"{web.failure}: tokens need GPT-2's tokenizer beside them")
-    return bytes_tokenizer()
+    ranks = {bytes([i]): i for i in range(256)}
+    return tiktoken.Encoding(BYTES, pat_str="(?s:.)", mergeable_ranks=ranks, special_tokens={})
 
 
 def vocabulary_of(tokenizer: tiktoken.Encoding) -> dict:
@@ -639,17 +635,14 @@ def vocabulary_of(tokenizer: tiktoken.Encoding) -> dict:
     )
 
 
-def bytes_tokenizer() -> tiktoken.Encoding:
-    """Returns a tokenizer whose tokens are bytes."""
-    ranks = {bytes([i]): i for i in range(256)}
-    return tiktoken.Encoding(BYTES, pat_str="(?s:.)", mergeable_ranks=ranks, special_tokens={})
-
-
 def prepare(files: list[str], out: Path) -> None:
     """Writes train.bin, val.bin, vocabulary.json and meta.json. Raises UserError, OSError."""
     sources, web = sources_of(files), Web()
     out.mkdir(parents=True, exist_ok=True)
-    corpus = corpus_of(sources) if files else default_corpus(out, web)
+    if files:
+        corpus = corpus_of(sources)
+    else:
+        corpus = default_corpus(out, web)
     tokenizer = tokenizer_for(corpus, out / "tiktoken", web)
     replaced = replacements(corpus, tokenizer)
     if replaced:

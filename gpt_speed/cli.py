@@ -44,7 +44,9 @@ def add_script(parser: argparse.ArgumentParser, python: str = "") -> None:
         metavar="MODULE",
         help="as `python -m MODULE`, in place of a SCRIPT",
     )
-    default = "the one that runs this" if python else "the activated environment's"
+    default = "the activated environment's"
+    if python:
+        default = "the one that runs this"
     parser.add_argument(
         "--python",
         default=python,
@@ -107,7 +109,9 @@ def audited(
 ) -> dict | None:
     """Returns an audit of a command by its options; None in a rank of torchrun that isn't the
     first. Raises UserError."""
-    cards = named(args.gpu) if args.gpu else []
+    cards: list[str] = []
+    if args.gpu:
+        cards = named(args.gpu)
     return audit_of(command, sessions, args.python, args.minutes, cards, args.batch_option)
 
 
@@ -173,7 +177,8 @@ COMMANDS = {
 }
 
 
-def parse(words: list[str]) -> argparse.Namespace:
+def parse(words: list[str] | None) -> argparse.Namespace:
+    """Reads a command line: `words`, or else that of this process."""
     parser = argparse.ArgumentParser(
         prog="gpt-speed", description="What makes your PyTorch training faster.", allow_abbrev=False
     )
@@ -190,7 +195,7 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 def main(words: list[str] | None = None) -> int:
     """Runs a command; returns its exit code: see docs/audit.md."""
-    args = parse(sys.argv[1:] if words is None else words)
+    args = parse(words)
     children.on_signals(children.interrupt)
     try:
         return args.run(args)

@@ -89,11 +89,12 @@ class Derivatives:
         direction = size * randn_like(weight, f"{name} {number}")
         # What a derivative along a random direction is, about: its root mean square.
         slope = size * gradient.norm().item()
+        step = min(LARGEST_STEP, CHANGE / max(slope, TINY))
 
         def loss_towards(distance: float) -> float:
             return self.loss_at({name: distance * direction})
 
-        estimate = derivative_along(loss_towards, slope, self.noise)
+        estimate = most_certain(loss_towards, step, self.noise, enough=CERTAIN * slope)
         return [*estimate, (gradient * direction).sum().item()]
 
 
@@ -103,15 +104,6 @@ def noise(losses: list[float]) -> float:
     _, exponent = math.frexp(losses[0])
     last_digit = 2.0 ** (exponent - 24)
     return max(statistics.stdev(losses), last_digit / 12**0.5)
-
-
-def derivative_along(
-    loss: Callable[[float], float], slope: float, noise: float
-) -> tuple[float, float]:
-    """Returns the derivative at 0 of the loss, by how far weights are moved in a direction, and its
-    uncertainty. `slope` is about what it may be."""
-    step = min(LARGEST_STEP, CHANGE / max(slope, TINY))
-    return most_certain(loss, step, noise, CERTAIN * slope)
 
 
 def most_certain(

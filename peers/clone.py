@@ -165,7 +165,9 @@ class PinnedLoader(DataLoader):
 
     def __iter__(self):
         for batch in super().__iter__():
-            yield [ids.cuda(non_blocking=True) for ids in batch] if self.pin_memory else batch
+            if self.pin_memory:
+                batch = [ids.cuda(non_blocking=True) for ids in batch]
+            yield batch
 
 
 def prepare_model(model: Peer, config) -> Peer:

@@ -1,6 +1,7 @@
 """Are the gradients of every script right, compiled, and with dropout?"""
 
 from argparse import ArgumentParser
+from functools import partial
 from pathlib import Path
 
 from bench.analysis.gradients import Verdict, verdict_of
@@ -111,15 +112,15 @@ class VerdictCells:
 
     def column(self, comparison: str) -> Column:
         """Returns the column of how far a comparison's worst tensor is off."""
-        return Column(comparison, lambda row: self.figure(row, comparison))
+        return Column(comparison, partial(self.figure, comparison))
 
     def dropout(self, row: Row) -> str:
         reason = unchecked_dropout(row.run)
         if reason and not row.error:
             return reason
-        return self.figure(row, "dropout")
+        return self.figure("dropout", row)
 
-    def figure(self, row: Row, comparison: str) -> str:
+    def figure(self, comparison: str, row: Row) -> str:
         verdict = self.verdicts.get(row.run.name)
         if not verdict:
             return ""
@@ -199,7 +200,9 @@ def unchecked(run: Run, gradients: str) -> str | None:
     """Returns why gradients of a variant can't be checked, by its header, "Unchecked: all, REASON":
     "all" of them, or those with "dropout". Returns None where they can."""
     which, _, reason = header_of(run).get("Unchecked", "").partition(", ")
-    return f"not checkable, {reason}" if which == gradients else None
+    if which != gradients:
+        return None
+    return f"not checkable, {reason}"
 
 
 def unchecked_dropout(run: Run) -> str | None:
@@ -215,5 +218,7 @@ def reference_of(setup: Setup, run: Run) -> Path | None:
     trains_another_model = run.loss == "changes" and run.stage != "02"
     if run.stage == "00" or trains_another_model:
         return None
-    reference = "00" if run.stage == "01" else "01"
+    reference = "01"
+    if run.stage == "01":
+        reference = "00"
     return setup.write_script(setup.scripts.stage(reference))

@@ -260,8 +260,10 @@ class Comparison:
 
 def coarsest(types: list[str]) -> str:
     """Returns the coarsest of the types of weights."""
-    types = [type for type in types if type in TOLERANCES]
-    return max(types, key=lambda type: TOLERANCES[type].rounding, default="float32")
+    for type in reversed(TOLERANCES):
+        if type in types:
+            return type
+    return "float32"
 
 
 def risks_of(facts: dict, budget: float = 1.0) -> list[str]:

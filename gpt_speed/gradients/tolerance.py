@@ -18,7 +18,7 @@ class Tolerance(NamedTuple):
     floor: float  # how far a tensor may always be off, relative to its norm
 
 
-TOLERANCES = {
+TOLERANCES = {  # from the finest type to the coarsest
     "float64": Tolerance(2**-53, floor=1e-6),
     "float32": Tolerance(2**-24, floor=1e-4),
     "float16": Tolerance(2**-11, floor=8 * 2**-11),
