@@ -376,8 +376,8 @@ def read_parquet(path: str, progress: "Progress") -> Iterator[str]:
         with parquet.ParquetFile(path, buffer_size=BLOCK, pre_buffer=False) as file:
             columns = {field.name: str(field.type) for field in file.schema_arrow}
             if not PARQUET_STRINGS.match(columns.get("text", "")):
-                has = ", ".join(map(" ".join, columns.items()))
-                raise UserError(f"{path} has no column 'text' of strings, but: {has}")
+                others = ", ".join(map(" ".join, columns.items()))
+                raise UserError(f"{path} has no column 'text' of strings, but: {others}")
             for batch in file.iter_batches(64, columns=["text"]):  # a document may be a book
                 progress.add(size * len(batch) // file.metadata.num_rows)
                 yield joined(batch.column(0).to_pylist(), progress)

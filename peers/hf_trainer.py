@@ -146,8 +146,8 @@ def device_named_in(argv: list[str]) -> str | None:
     """Returns --device, which the Trainer's own checks of its options depend on."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--device")
-    known, _ = parser.parse_known_args(argv)
-    return known.device
+    options, _ = parser.parse_known_args(argv)
+    return options.device
 
 
 def what_is_wrong(experiment: Experiment, trainer: Settings) -> str | None:
@@ -157,10 +157,10 @@ def what_is_wrong(experiment: Experiment, trainer: Settings) -> str | None:
         "dtype": (("float32", "bfloat16"), "neither float32 nor bfloat16"),
         "device": (("", "cpu", "cuda"), "neither cpu nor cuda"),
     }
-    for name, (values, says) in choices.items():
+    for name, (values, problem) in choices.items():
         value = getattr(experiment, name)
         if value not in values:
-            return f"argument --{name}: {value!r} is {says}"
+            return f"argument --{name}: {value!r} is {problem}"
     if experiment.train_file and not experiment.model_name_or_path:
         return "argument --train_file: needs --model_name_or_path, whose tokenizer reads it"
     least = dict(eval_freq=experiment.eval_freq, num_train_epochs=trainer.num_train_epochs)

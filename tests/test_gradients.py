@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from conftest import ROOT, environment, load, run_python, skip_without
 from made_up import setup_of
 
@@ -435,6 +436,24 @@ def test_each_run_has_a_folder_of_its_own(monkeypatch, tmp_path, scratch):
     assert first[:2] == ["--checkpoint-dir", str(tmp_path / "1")] and scratch not in second
     assert first[2:6] == second[2:6] == args.options[2:]
     assert first[1] != second[1] and first[-1] != second[-1]
+
+
+def test_a_run_leaves_the_scripts_clock_as_it_was():
+    """The next run of the same script has one of its own."""
+    driver, model = load(DRIVER), torch.nn.Linear(2, 2)
+    steps = []
+
+    def train(model, data, config, run):
+        for _ in range(3):
+            steps.append(script.now())
+
+    script = SimpleNamespace(
+        train=train, compute_loss=None, explain=None, now=lambda: len(steps), __file__="x.py"
+    )
+    own_now = script.now
+    run = driver.TrainingRun(script, {}, None)
+    run.train_from_weights(model, None, SimpleNamespace(), None)
+    assert steps == [0, 1, 2] and run.steps == 0 and script.now is own_now
 
 
 def test_the_worst_of_ranks():

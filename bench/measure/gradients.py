@@ -27,7 +27,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -66,33 +66,6 @@ class Refused(Exception):
     """The script doesn't run with these options."""
 
 
-class StepWatcher:
-    """Stands in for train()'s clock, and tells where steps begin and end.
-
-    train() asks for the time before its first step and after each one. It asks twice after a step
-    that it logs; only a step that has computed a loss comes to an end."""
-
-    def __init__(
-        self,
-        clock: Callable[..., Any],
-        begin_step: Callable[[], None],
-        end_step: Callable[[], None],
-    ):
-        self.clock, self.begin_step, self.end_step = clock, begin_step, end_step
-        self.has_loss = False  # whether the present step has computed one
-
-    def note_loss(self) -> None:
-        self.has_loss = True
-
-    def now(self, *args):
-        """Returns the time, between two steps."""
-        if self.has_loss:
-            self.end_step()
-            self.has_loss = False
-        self.begin_step()
-        return self.clock(*args)
-
-
 class TrainingRun:
     """One training run of a script, and its gradients at the weights that it was given."""
 
@@ -103,13 +76,12 @@ class TrainingRun:
         given: dict[str, torch.Tensor] | None,
         directions: int = 0,
     ):
-        self.script: Any = script  # a module, whose clock is replaced
+        self.script: Any = script
         self.sizes, self.given = sizes, given
         self.directions = directions  # of numeric derivatives in each tensor; 0: none are wanted
-        # What train() is given, and how it is watched, from the time when it begins.
+        # From the time when train() begins:
         self.model: Any = None
         self.training_model: Any = None  # the same weights, perhaps compiled or among ranks
-        self.watcher: StepWatcher | None = None
         self.weights: dict[str, torch.Tensor] = {}
         self.gradients: dict[str, torch.Tensor] = {}
         self.derivatives: dict = {}  # the event of numeric ones, once they are made
@@ -123,6 +95,7 @@ class TrainingRun:
         # The script's own functions, which those below stand in for, and call.
         self.own_train = script.train
         self.own_compute_loss = script.compute_loss
+        self.own_now = script.now
         self.own_explain = script.explain
 
     def train(self, options: list[str]) -> None:
@@ -171,15 +144,23 @@ class TrainingRun:
     def train_from_weights(self, model, data, config, run) -> None:
         """Trains for STEPS steps, each of which begins with the same weights."""
         self.model = model
-        self.watcher = StepWatcher(self.script.now, self.begin_step, self.end_step)
-        vars(self.script)["now"] = self.watcher.now
         self.weights = starting_weights(model, self.given)
         if self.ranks > 1:  # each made weights of its own
             shared = [self.weights]
             dist.broadcast_object_list(shared)
             (self.weights,) = shared
         config.max_steps = STEPS
-        self.own_train(model, data, config, run)
+        with mock.patch.object(self.script, "now", self.now):
+            self.own_train(model, data, config, run)
+
+    def now(self, *args):
+        """Returns the time by the script's clock. train() asks for it before its first step, after
+        each one, and again after those that it logs: so steps begin here, and end if they have
+        computed a loss."""
+        if self.micro_batches:
+            self.end_step()
+        self.begin_step()
+        return self.own_now(*args)
 
     def end_step(self) -> None:
         """Counts a step; after the last one makes numeric derivatives, of the loss on its batch."""
@@ -201,7 +182,6 @@ class TrainingRun:
             torch.manual_seed(7 + self.rank)
         self.micro_batches.append((x_BT, y_BT))
         self.training_model = model
-        self.watcher.note_loss()
         return self.own_compute_loss(model, x_BT, y_BT)
 
     def keep_gradients(self, optimizer, *_) -> None:
@@ -543,10 +523,10 @@ def parse() -> argparse.Namespace:
     )
     args = parser.parse_args()
     # Of the script's own options these two are read here, and others left as they are.
-    known = argparse.ArgumentParser(allow_abbrev=False)
-    known.add_argument("--device", default="cpu")
-    known.add_argument("--results-dir", type=Path, required=True)
-    _, args.options = known.parse_known_args(args.options, namespace=args)
+    shared = argparse.ArgumentParser(allow_abbrev=False)
+    shared.add_argument("--device", default="cpu")
+    shared.add_argument("--results-dir", type=Path, required=True)
+    _, args.options = shared.parse_known_args(args.options, namespace=args)
     return args
 
 
