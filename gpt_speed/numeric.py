@@ -71,7 +71,7 @@ class Derivatives:
     @cached_property
     def noise(self) -> float:
         """The standard deviation of the loss by rounding alone."""
-        return noise([self.loss_at(self.jitter(number)) for number in range(JITTERS)])
+        return rounding_noise([self.loss_at(self.jitter(number)) for number in range(JITTERS)])
 
     def jitter(self, number: int) -> dict[str, torch.Tensor]:
         """Returns offsets that are little more than rounding; each number has others."""
@@ -98,7 +98,7 @@ class Derivatives:
         return [*estimate, (gradient * direction).sum().item()]
 
 
-def noise(losses: list[float]) -> float:
+def rounding_noise(losses: list[float]) -> float:
     """Returns the standard deviation of a float32 loss by rounding alone, by its values at JITTERS
     weights; at least that of its last digit."""
     _, exponent = math.frexp(losses[0])

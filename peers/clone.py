@@ -30,7 +30,7 @@ VOCABULARY = 50_304  # as in 01, and as both of them have it
 UNUSED = "matplotlib", "matplotlib.pyplot", "requests"
 
 
-class Peer(nn.Module):
+class TheirModel(nn.Module):
     """Somebody's model, ready to train, and its optimizer. Called as a module it is uncompiled and
     returns the logits of all tokens, as 00's model does: losses and samples are computed so."""
 
@@ -56,7 +56,7 @@ class Peer(nn.Module):
         raise NotImplementedError
 
 
-class NanoGPT(Peer):
+class NanoGPT(TheirModel):
     """nanoGPT's model.py, used as its train.py does: weights in float32 and bfloat16 by autocast,
     or on a CPU without; the head tied to the embedding, no biases, gradients clipped to 1."""
 
@@ -97,7 +97,7 @@ class NanoGPT(Peer):
         torch.nn.utils.clip_grad_norm_(self.weights, 1.0)
 
 
-class Published(Peer):
+class PublishedScript(TheirModel):
     """S. Raschka's optimized script, whose own main() makes model and optimizer. It compiles, and
     has no other type than bfloat16."""
 
@@ -151,7 +151,7 @@ def model_and_optimizer(theirs: ModuleType, config) -> tuple[nn.Module, torch.op
     return trained["model"], trained["optimizer"]
 
 
-PEERS = {"nanogpt": NanoGPT, "published": Published}
+PEERS = {"nanogpt": NanoGPT, "published": PublishedScript}
 
 
 # ---- In the place of 00's own
@@ -170,16 +170,16 @@ class PinnedLoader(DataLoader):
             yield batch
 
 
-def prepare_model(model: Peer, config) -> Peer:
+def prepare_model(model: TheirModel, config) -> TheirModel:
     """Theirs is on the device already."""
     return model
 
 
-def make_optimizer(model: Peer, config) -> torch.optim.Optimizer:
+def make_optimizer(model: TheirModel, config) -> torch.optim.Optimizer:
     return model.optimizer
 
 
-def compute_loss(model: Peer, x_BT, y_BT) -> torch.Tensor:
+def compute_loss(model: TheirModel, x_BT, y_BT) -> torch.Tensor:
     return model.compute_loss(x_BT, y_BT)
 
 
@@ -191,8 +191,8 @@ def configure(own_configure, dtype: str, argv: list[str] | None = None):
 def record_of(own_run: type) -> type:
     """Returns 00's record as a class that also tells what of a peer is other than in 00."""
 
-    class Record(own_run):
-        def start(self, model: Peer, data, config) -> None:
+    class PeerRecord(own_run):
+        def start(self, model: TheirModel, data, config) -> None:
             self.model = model
             super().start(model, data, config)
             self.attention = "sdpa"
@@ -204,10 +204,10 @@ def record_of(own_run: type) -> type:
                 )
             super().write(event, **figures)
 
-    return Record
+    return PeerRecord
 
 
-def put_in_place(script: ModuleType, peer: type[Peer], make_peer) -> None:
+def put_in_place(script: ModuleType, peer: type[TheirModel], make_peer) -> None:
     """Lets 00's main() train a peer: it looks all of these up by their names."""
     vars(script).update(
         GPTModel=make_peer,
@@ -231,7 +231,7 @@ def load(name: str, file: Path) -> ModuleType:
     return module
 
 
-def load_theirs(peer: type[Peer], file: Path) -> ModuleType:
+def load_theirs(peer: type[TheirModel], file: Path) -> ModuleType:
     """Imports their file. Exits with 1 and one line where that fails, or where it lacks what is
     used here."""
     sys.modules |= dict.fromkeys(UNUSED, mock.MagicMock())

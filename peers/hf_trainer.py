@@ -346,7 +346,7 @@ def autocast_type(trainer: Settings) -> str | None:
     return None
 
 
-class Record(orig.Run):
+class TrainerRecord(orig.Run):
     """00's record, which also tells the Trainer's version and options."""
 
     def __init__(self, options: Options):
@@ -379,7 +379,7 @@ class Record(orig.Run):
         )
 
 
-class Watch(TrainerCallback):
+class Stopwatch(TrainerCallback):
     """Times the steps as 00 does, and evaluates at its log lines."""
 
     def __init__(self, run, model, data, config):
@@ -408,7 +408,7 @@ class Watch(TrainerCallback):
         self.run.epoch(epoch, self.model, self.data.tokenizer)
 
 
-def train(model, data, config, run: Record) -> Trainer:
+def train(model, data, config, run: TrainerRecord) -> Trainer:
     """Trains `model` in place and reports to `run`."""
     settings = run.options.trainer
     steps_per_epoch = len(data.train) // config.batch_size
@@ -417,7 +417,7 @@ def train(model, data, config, run: Record) -> Trainer:
         steps = min(steps, math.ceil(config.max_tokens / config.tokens_per_step))
     settings.max_steps = min(steps, config.max_steps or steps)
     settings._n_gpu = min(1, settings.n_gpu)  # with more the Trainer would use DataParallel
-    watch = Watch(run, Logits(model), data, config)
+    watch = Stopwatch(run, Logits(model), data, config)
     # Whole steps only: with accumulation the Trainer would make a smaller last one in each epoch.
     examples = Subset(Examples(data.train), range(steps_per_epoch * config.batch_size))
     trainer = Trainer(model, settings, train_dataset=examples, callbacks=[watch])
@@ -436,7 +436,7 @@ def set_up_trainer(options: Options) -> None:
         torch.set_float32_matmul_precision("high")  # the same, by the name that the record reads
 
 
-def run_experiment(options: Options, config: orig.Config, run: Record) -> None:
+def run_experiment(options: Options, config: orig.Config, run: TrainerRecord) -> None:
     """Trains a new model, or fine-tunes a saved one and saves the result. Raises orig.UserError."""
     experiment = options.experiment
     torch.manual_seed(config.seed)
@@ -463,7 +463,7 @@ def main() -> int:
     options = parse_arguments(sys.argv[1:])
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, orig.interrupt)
-    run, config = Record(options), None
+    run, config = TrainerRecord(options), None
     status, message, code = "complete", None, 0
     try:
         set_up_trainer(options)

@@ -182,8 +182,8 @@ def test_derivatives():
 
 def test_noise_is_at_least_that_of_the_last_digit():
     last_digit = 2.0**-22  # of a float32 between 2 and 4
-    assert numeric.noise([3.0, 3.0, 3.0]) == pytest.approx(last_digit / 12**0.5)
-    assert numeric.noise([3.0, 3.5, 4.0]) == pytest.approx(0.5)
+    assert numeric.rounding_noise([3.0, 3.0, 3.0]) == pytest.approx(last_digit / 12**0.5)
+    assert numeric.rounding_noise([3.0, 3.5, 4.0]) == pytest.approx(0.5)
 
 
 def test_distances_of_tensors():

@@ -429,7 +429,7 @@ def test_each_run_has_a_folder_of_its_own(monkeypatch, tmp_path, scratch):
         results_dir=Path(scratch, "results"),
         options=["--checkpoint-dir", scratch, "--weight-decay", "0.1", "--data", "/scratch.d"],
     )
-    check = driver.Check(args, tmp_path)
+    check = driver.ScriptCheck(args, tmp_path)
     for _ in range(2):
         check.run(given=None)
     first, second = commands

@@ -344,7 +344,7 @@ def uncompiled(script: ModuleType) -> list[str]:
     return []
 
 
-class Check:
+class ScriptCheck:
     """The runs of one script that are compared."""
 
     def __init__(self, args: argparse.Namespace, folder: Path):
@@ -533,7 +533,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     args = parse()
     with tempfile.TemporaryDirectory() as name:
-        check = Check(args, Path(name))
+        check = ScriptCheck(args, Path(name))
         try:
             events = worst_of_ranks(check.events())
         except Refused as reason:

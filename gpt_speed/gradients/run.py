@@ -96,9 +96,9 @@ def gradients(command: list[str], python: str, minutes: float) -> Answer:
     print(BEGINS.format(script=script_name(command)), file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as folder:
         script = Script(command, python, minutes, Path(folder))
-        comparison = Comparison(script, Answer(command))
-        comparison.compare()
-    return comparison.answer
+        runs = ComparedRuns(script, Answer(command))
+        runs.compare()
+    return runs.answer
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Baseline:
         return replace(self.order, compiled=True, compare=self.file)
 
 
-class Comparison:
+class ComparedRuns:
     """The runs of a script that are compared."""
 
     def __init__(self, script: Script, answer: Answer):
