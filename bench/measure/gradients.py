@@ -356,8 +356,7 @@ class ScriptCheck:
 
     def events(self) -> list[dict]:
         """Returns the comparisons; the last run leaves its record in the folder."""
-        reference = self.reference()
-        given = None
+        reference, given = self.reference(), None
         if reference:
             given = canonical(reference.weights)
         plain = self.run("--dropout", "0", *uncompiled(self.script), given=given)
