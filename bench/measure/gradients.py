@@ -356,7 +356,8 @@ class ScriptCheck:
 
     def events(self) -> list[dict]:
         """Returns the comparisons; the last run leaves its record in the folder."""
-        reference, given = self.reference(), None
+        reference = self.reference()
+        given = None
         if reference:
             given = canonical(reference.weights)
         plain = self.run("--dropout", "0", *uncompiled(self.script), given=given)
