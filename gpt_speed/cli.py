@@ -34,7 +34,8 @@ def minutes(text: str) -> float:
 
 
 def add_script(parser: argparse.ArgumentParser, python: str = "") -> None:
-    """Adds the script, with its arguments, and who runs it: `python`, "" for that of its folder."""
+    """Adds the options that name a script and the Python that runs it; by default that is `python`,
+    or for "" the activated environment's."""
     parser.usage = "%(prog)s [options] SCRIPT|-m MODULE [ITS ARGUMENTS]"
     parser.add_argument(
         "-m",

@@ -43,8 +43,8 @@ class Session:
         return self.dtype == machine["dtype"], self.name == machine["name"]
 
     def tells_of(self, machine: dict) -> bool:
-        """Returns whether it was on the same device; of GPUs those that train in another type tell
-        nothing."""
+        """Returns whether another machine may have the same gains: one that has the same kind of
+        device and, if that is a GPU, trains in the same type."""
         if self.device != machine["device"]:
             return False
         return self.device == "cpu" or self.dtype == machine["dtype"]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 
 def hook(owner, name: str, before: Callable[..., Callable[[], None] | None]) -> None:
-    """Replaces a function by one that first calls `before` with its arguments, and last of all,
-    also where the function raises, what `before` has returned, if anything."""
+    """Replaces a function by one that first calls `before` with the same arguments. What `before`
+    returns, if anything, is called last, also where the function raises."""
     real = getattr(owner, name)
 
     @wraps(real, updated=())  # without the compiler's own marks on it

@@ -31,8 +31,10 @@ UNUSED = "matplotlib", "matplotlib.pyplot", "requests"
 
 
 class TheirModel(nn.Module):
-    """Somebody's model, ready to train, and its optimizer. Called as a module it is uncompiled and
-    returns the logits of all tokens, as 00's model does: losses and samples are computed so."""
+    """Somebody's model, ready to train, and its optimizer.
+
+    Its forward() is that of 00's model: it returns the logits of all tokens, uncompiled, for the
+    losses and samples of the record."""
 
     needed: tuple[str, ...]  # what their file must have
     dtype: str  # of the weights
@@ -93,7 +95,7 @@ class NanoGPT(TheirModel):
             return self.compiled(x_BT, y_BT)[1]
 
     def clip_gradients(self, *_) -> None:
-        """Is called before each update."""
+        """Clips them to the norm 1, before each update."""
         torch.nn.utils.clip_grad_norm_(self.weights, 1.0)
 
 
@@ -171,7 +173,7 @@ class PinnedLoader(DataLoader):
 
 
 def prepare_model(model: TheirModel, config) -> TheirModel:
-    """Theirs is on the device already."""
+    """Returns it as it is: theirs is on the device already."""
     return model
 
 
@@ -184,12 +186,12 @@ def compute_loss(model: TheirModel, x_BT, y_BT) -> torch.Tensor:
 
 
 def configure(own_configure, dtype: str, argv: list[str] | None = None):
-    """Returns the settings that 00 makes of its options, with theirs among them."""
+    """Returns the settings that 00 makes of its options, with a peer's vocabulary and type."""
     return replace(own_configure(argv), vocab_size=VOCABULARY, dtype=dtype)
 
 
 def record_of(own_run: type) -> type:
-    """Returns 00's record as a class that also tells what of a peer is other than in 00."""
+    """Returns the class of 00's record, extended by what only peers have."""
 
     class PeerRecord(own_run):
         def start(self, model: TheirModel, data, config) -> None:
@@ -208,7 +210,7 @@ def record_of(own_run: type) -> type:
 
 
 def put_in_place(script: ModuleType, peer: type[TheirModel], make_peer) -> None:
-    """Lets 00's main() train a peer: it looks all of these up by their names."""
+    """Replaces what 00's main() looks up by these names, so that it trains a peer."""
     vars(script).update(
         GPTModel=make_peer,
         DataLoader=PinnedLoader,
