@@ -59,7 +59,7 @@ def end_with_tool() -> None:
 
 
 def write_report(report: str, facts: dict) -> None:
-    """Writes a report, which is whole where it is there."""
+    """Writes a report as JSON: whoever reads the file finds the whole of it, or no file."""
     path = Path(report)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(facts), encoding="utf-8")

@@ -246,8 +246,8 @@ class ComparedRuns:
         self.answer.checks.append(check)
 
     def find_mends(self) -> None:
-        """Adds to the answer with which of MENDS the first wrong check, if there is one, comes out
-        right."""
+        """Runs the first wrong check, if there is one, with each of MENDS; adds those to the answer
+        with which it comes out right."""
         trial = next((trial for trial, check in self.judged if check.wrong), None)
         if not trial:
             return

@@ -39,7 +39,7 @@ class Deviation(NamedTuple):
 
 
 def wrong_ones(deviations: dict[str, Deviation]) -> dict[str, float]:
-    """Returns by their names how far those tensors are off that are off too far."""
+    """Returns the errors of the tensors that are off by more than their bounds, by name."""
     return {name: deviation.error for name, deviation in deviations.items() if deviation.is_wrong}
 
 
