@@ -88,6 +88,7 @@ JSON = re.compile(rb'\{\s*(?:\}|"[^"\n]*"\s*:)|\[\s*(?:\{|"[^"\n]*"\s*[],])')
 BLOCK = 2**20  # characters, bytes or ids read and encoded at once
 PACKED = 2**12  # bytes of an archive unpacked at once; they may grow a lot
 
+SHOWN_SECONDS = 0.1  # from one percentage on a terminal to the next
 TIMEOUT_SECONDS = 5  # without an answer
 WHOLE_SECONDS, WHOLE_BYTES = 120, 20 * 2**20  # for a file, which has less than 2 MiB
 TRIES = 3  # if a server answers but fails
@@ -215,19 +216,14 @@ def kind_of(path: str) -> str:
         return "text"  # a pipe can be read only once
     with open(path, "rb") as file:
         head = file.read(BLOCK)
-    if are_tokens(path, head):
+    is_nano_gpt = path.endswith(".bin") and b"\0" in head  # which no text has
+    if is_nano_gpt or has_llm_c_header(head):
         return "tokens"
     if head.startswith(PARQUET):
         return "parquet"
     if is_json(path):
         return "json"
     return "text"
-
-
-def are_tokens(path: str, head: bytes) -> bool:
-    """Returns whether a file that begins with `head` has tokens: llm.c's or nanoGPT's."""
-    is_nano_gpt = path.endswith(".bin") and b"\0" in head  # which no text has
-    return is_nano_gpt or has_llm_c_header(head)
 
 
 def is_json(path: str) -> bool:
@@ -380,8 +376,8 @@ def read_parquet(path: str, progress: "Progress") -> Iterator[str]:
         with parquet.ParquetFile(path, buffer_size=BLOCK, pre_buffer=False) as file:
             columns = {field.name: str(field.type) for field in file.schema_arrow}
             if not PARQUET_STRINGS.match(columns.get("text", "")):
-                has = ", ".join(map(" ".join, columns.items()))
-                raise UserError(f"{path} has no column 'text' of strings, but: {has}")
+                others = ", ".join(map(" ".join, columns.items()))
+                raise UserError(f"{path} has no column 'text' of strings, but: {others}")
             for batch in file.iter_batches(64, columns=["text"]):  # a document may be a book
                 progress.add(size * len(batch) // file.metadata.num_rows)
                 yield joined(batch.column(0).to_pylist(), progress)
@@ -524,10 +520,13 @@ class Progress:
 
     def __init__(self, total: int):
         self.total, self.done, self.skipped = total, 0, 0
+        self.is_shown = sys.stderr is not None and sys.stderr.isatty()
+        self.next_time = 0.0  # at which the percentage is shown again
 
     def add(self, count: int) -> None:
         self.done += count
-        if sys.stderr.isatty():
+        if self.is_shown and time.monotonic() >= self.next_time:
+            self.next_time = time.monotonic() + SHOWN_SECONDS
             percent = min(100, 100 * self.done // max(1, self.total))
             print(f"\r{percent:3} %\r", end="", file=sys.stderr, flush=True)
 
@@ -615,14 +614,15 @@ def environment_variable(name: str, value: str) -> Iterator[None]:
 
 
 def tokenizer_for(corpus: Corpus, cache: Path, web: Web) -> tiktoken.Encoding:
-    """Returns GPT-2's tokenizer, or that of bytes where it can't be fetched. Raises UserError for
-    tokens, which need their own."""
+    """Returns GPT-2's tokenizer, or where it can't be fetched one whose tokens are bytes. Raises
+    UserError for tokens, which need their own."""
     tokenizer = gpt2_tokenizer(cache, web)
     if tokenizer:
         return tokenizer
     if corpus.has_tokens:
         raise UserError(f"{web.failure}: tokens need GPT-2's tokenizer beside them")
-    return bytes_tokenizer()
+    ranks = {bytes([i]): i for i in range(256)}
+    return tiktoken.Encoding(BYTES, pat_str="(?s:.)", mergeable_ranks=ranks, special_tokens={})
 
 
 def vocabulary_of(tokenizer: tiktoken.Encoding) -> dict:
@@ -635,17 +635,14 @@ def vocabulary_of(tokenizer: tiktoken.Encoding) -> dict:
     )
 
 
-def bytes_tokenizer() -> tiktoken.Encoding:
-    """Returns a tokenizer whose tokens are bytes."""
-    ranks = {bytes([i]): i for i in range(256)}
-    return tiktoken.Encoding(BYTES, pat_str="(?s:.)", mergeable_ranks=ranks, special_tokens={})
-
-
 def prepare(files: list[str], out: Path) -> None:
     """Writes train.bin, val.bin, vocabulary.json and meta.json. Raises UserError, OSError."""
     sources, web = sources_of(files), Web()
     out.mkdir(parents=True, exist_ok=True)
-    corpus = corpus_of(sources) if files else default_corpus(out, web)
+    if files:
+        corpus = corpus_of(sources)
+    else:
+        corpus = default_corpus(out, web)
     tokenizer = tokenizer_for(corpus, out / "tiktoken", web)
     replaced = replacements(corpus, tokenizer)
     if replaced:

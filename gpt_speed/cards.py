@@ -101,27 +101,20 @@ PEAK_FLOPS = {name: card.peak for name, card in BY_NAME.items()}  # per second, 
 def named(names: str) -> list[str]:
     """Returns the cards that names with commas between them mean, and warns of those that are
     named more than once. Raises UserError."""
-    counts = counts_by_card(names)
+    parts = list(filter(str.strip, names.split(",")))
+    if not parts:
+        raise UserError(f"--gpu {names!r} names no GPU", 2)
+    counts = Counter(card for part in parts for card in cards_by(part))
     doubles = [card for card, count in counts.items() if count > 1]
     if doubles:
         print(f"--gpu: named more than once: {', '.join(doubles)}", file=sys.stderr)
     return list(counts)
 
 
-def counts_by_card(names: str) -> Counter[str]:
-    """Returns how many of the names, with commas between them, mean each card. Raises
-    UserError."""
-    parts = list(filter(str.strip, names.split(",")))
-    if not parts:
-        raise UserError(f"--gpu {names!r} names no GPU", 2)
-    return Counter(card for part in parts for card in cards_by(part))
-
-
 def cards_by(name: str) -> list[str]:
     """Returns the cards that a name means, ours or PyTorch's, or else a part of names.
     Case, spaces, hyphens and the vendor's words don't count: "rtx4090", "4090". Raises
     UserError where it means none."""
-
     part = plain(name)
     names = {card: [plain(alias) for alias in (card, *CARDS[card].names)] for card in CARDS}
     exact = [card for card in CARDS if part in names[card]]

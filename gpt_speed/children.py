@@ -38,7 +38,7 @@ class Interrupted(BaseException):
 
 
 def on_signals(handler) -> None:
-    """Sets the handler of what ends a program; but `nohup` continues to protect from SIGHUP."""
+    """Sets the handler of the signals that end a program; SIGHUP stays ignored under `nohup`."""
     for number in ENDING:
         if number.name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handler)
@@ -51,8 +51,8 @@ def interrupt(signum, frame) -> None:
 
 @contextmanager
 def signals_held() -> Iterator[set]:
-    """Lets signals wait until its end; gives the mask of before, which a child started meanwhile
-    has to set."""
+    """Lets signals wait until the context ends; yields the mask of before, which a child that is
+    started meanwhile has to set."""
     if os.name != "posix":
         yield set()
         return
@@ -64,8 +64,9 @@ def signals_held() -> Iterator[set]:
 
 
 def prepare_child(cores: int | None, mask: set) -> None:
-    """In a child of a Unix, before its program starts: under Linux, it ends if this process is
-    killed, so that it doesn't run on during the next measurement, and has this many `cores`."""
+    """Is called in a child of a Unix before its program starts. Under Linux the child then ends if
+    this process is killed, so that it doesn't run on during the next measurement, and runs on this
+    many `cores`."""
     if prctl:
         prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
         if cores:
@@ -80,13 +81,13 @@ def run_child(
     cores: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[int, str, str]:
-    """Runs a child, under Linux on this many `cores` (None: all), with these variables beside its
-    environment's. It ends with this process, as all do that it has started. Returns its exit code,
-    stdout and stderr. Raises subprocess.TimeoutExpired, with all of them ended, after `timeout`
-    seconds.
+    """Runs a child, under Linux on this many `cores` (None: all), and adds variables to its
+    environment. Returns its exit code, stdout and stderr. After `timeout` seconds it raises
+    subprocess.TimeoutExpired.
 
-    What it starts has sessions of its own and may outlive it, as torchrun's ranks do. So the
-    environment, which they inherit, holds a mark by which they are found."""
+    However this ends, the child has ended, too, and so has all that it started. That may have
+    sessions of its own and outlive the child, as torchrun's ranks do: it is found by a mark in the
+    environment, which it inherits."""
     mark, outer = secrets.token_hex(16), os.environ.get(MARKS, clone_mark())
     variables = os.environ | dict(environment or {}) | {MARKS: f"{outer} {mark}"}
     child = None
@@ -115,9 +116,9 @@ def report_of_child(
     if_ended: str,
     if_stuck: str,
 ) -> tuple[dict, str]:
-    """Runs a child, as run_child does, that writes a report as JSON; returns that, and the child's
-    stderr. Where it wrote none, prints what the child printed, and raises UserError, which says of
-    the `script` that it ended before something, or what it is when the seconds are over."""
+    """Runs a child that writes a report as JSON; returns the report and the child's stderr. Where
+    it wrote none, prints its output and raises UserError: the `script` "ended with code 1, " and
+    `if_ended`, or, when the seconds are over, `if_stuck`."""
     rewind_stdin()
     try:
         code, out, err = run_child(command, timeout=seconds, environment=environment)
@@ -176,7 +177,7 @@ def output_until_now(child: subprocess.Popen) -> tuple[str, str]:
 
 
 def decoded(output: bytes | str | None) -> str:
-    """Returns as a text what TimeoutExpired has of a child's output, bytes on Linux."""
+    """Returns a child's output as text: on Linux, TimeoutExpired has it as bytes."""
     if isinstance(output, bytes):
         return output.decode(errors="replace")
     return output or ""
@@ -245,15 +246,15 @@ def clone_mark() -> str:
 
 
 def still_running() -> list[int]:
-    """Returns, under Linux, what this clone's tools have started, such as ranks that are left after
-    a SIGKILL of all else; nothing inside of what they have started."""
+    """Returns, under Linux, the processes that this clone's tools have left running, such as ranks
+    whose launcher was killed; none within a process that the tools have started themselves."""
     if MARKS in os.environ:
         return []
     return marked(clone_mark())
 
 
 def descendants(pid: int) -> list[int]:
-    """Returns a process and its descendants, as any Unix tells while those between them live."""
+    """Returns a process and its descendants by `ps`, which finds none whose parent has ended."""
     answer = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True)
     pairs = [[*map(int, line.split())] for line in answer.stdout.splitlines()]
     family = [pid]

@@ -34,7 +34,8 @@ def minutes(text: str) -> float:
 
 
 def add_script(parser: argparse.ArgumentParser, python: str = "") -> None:
-    """Adds the script, with its arguments, and who runs it: `python`, "" for that of its folder."""
+    """Adds the options that name a script and the Python that runs it; by default that is `python`,
+    or for "" the activated environment's."""
     parser.usage = "%(prog)s [options] SCRIPT|-m MODULE [ITS ARGUMENTS]"
     parser.add_argument(
         "-m",
@@ -44,7 +45,9 @@ def add_script(parser: argparse.ArgumentParser, python: str = "") -> None:
         metavar="MODULE",
         help="as `python -m MODULE`, in place of a SCRIPT",
     )
-    default = "the one that runs this" if python else "the activated environment's"
+    default = "the activated environment's"
+    if python:
+        default = "the one that runs this"
     parser.add_argument(
         "--python",
         default=python,
@@ -107,7 +110,9 @@ def audited(
 ) -> dict | None:
     """Returns an audit of a command by its options; None in a rank of torchrun that isn't the
     first. Raises UserError."""
-    cards = named(args.gpu) if args.gpu else []
+    cards: list[str] = []
+    if args.gpu:
+        cards = named(args.gpu)
     return audit_of(command, sessions, args.python, args.minutes, cards, args.batch_option)
 
 
@@ -173,7 +178,8 @@ COMMANDS = {
 }
 
 
-def parse(words: list[str]) -> argparse.Namespace:
+def parse(words: list[str] | None) -> argparse.Namespace:
+    """Reads a command line: `words`, or else that of this process."""
     parser = argparse.ArgumentParser(
         prog="gpt-speed", description="What makes your PyTorch training faster.", allow_abbrev=False
     )
@@ -190,7 +196,7 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 def main(words: list[str] | None = None) -> int:
     """Runs a command; returns its exit code: see docs/audit.md."""
-    args = parse(sys.argv[1:] if words is None else words)
+    args = parse(words)
     children.on_signals(children.interrupt)
     try:
         return args.run(args)

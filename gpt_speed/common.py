@@ -28,7 +28,10 @@ def listed(names: Iterable[str]) -> str:
 
 
 def counted(count: int, noun: str, plural: str = "s") -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else plural)
+    """Returns "1 tensor" or "2,000 tensors"."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun}{plural}"
 
 
 def memory_text(used: float | None, total: float | None) -> str:

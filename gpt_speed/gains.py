@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from pathlib import Path
 from statistics import median
 
@@ -43,8 +43,8 @@ class Session:
         return self.dtype == machine["dtype"], self.name == machine["name"]
 
     def tells_of(self, machine: dict) -> bool:
-        """Returns whether it was on the same device; of GPUs those that train in another type tell
-        nothing."""
+        """Returns whether another machine may have the same gains: one that has the same kind of
+        device and, if that is a GPU, trains in the same type."""
         if self.device != machine["device"]:
             return False
         return self.device == "cpu" or self.dtype == machine["dtype"]
@@ -69,7 +69,8 @@ def gains_on(machine: dict, sessions: Iterable[Session]) -> tuple[dict[str, floa
     if not alike:
         return {}, ""
     nearest = max(alike, key=methodcaller("likeness", machine))
-    own = [session for session in alike if is_of_one_machine(session, nearest)]
+    machine_of = attrgetter("folder", "name", "dtype")
+    own = [session for session in alike if machine_of(session) == machine_of(nearest)]
     gains, others = medians(own), medians(alike)
     where = f"measured on {nearest.short_name}"
     if not all(nearest.likeness(machine)):
@@ -78,10 +79,6 @@ def gains_on(machine: dict, sessions: Iterable[Session]) -> tuple[dict[str, floa
     if elsewhere:
         where += f"; {', '.join(elsewhere)} on other machines"
     return others | gains, where
-
-
-def is_of_one_machine(one: Session, other: Session) -> bool:
-    return (one.folder, one.name, one.dtype) == (other.folder, other.name, other.dtype)
 
 
 def medians(sessions: list[Session]) -> dict[str, float]:

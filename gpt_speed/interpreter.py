@@ -40,8 +40,8 @@ def usual_python() -> str:
 
 
 def ask_machine(python: str, rates: bool, environment: dict[str, str] | None = None) -> dict:
-    """Returns what machine.py says there; `rates`: also of matmuls, where no datasheet tells them.
-    Raises UserError."""
+    """Returns what machine.py says when this Python runs it; with `rates` also those of matmuls,
+    where no datasheet has them. Raises UserError."""
     order = dict(rates=rates, known=[*PEAK_FLOPS])
     command = [python, MACHINE, json.dumps(order)]
     try:

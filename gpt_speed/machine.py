@@ -103,7 +103,9 @@ def copy_rate(minimum: float = 1) -> float:
     import torch
     from torch.utils.benchmark import Timer
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = "cpu"
+    if torch.cuda.is_available():
+        device = "cuda"
     source = torch.ones(2**28, dtype=torch.uint8, device=device)
     target = torch.ones_like(source)
     timer = Timer(
@@ -135,7 +137,7 @@ def this_machine() -> dict:
         device="cpu",
         name=" ".join(name.split()),
         capability=None,
-        memory_total=None if gb is None else gb * 1024**3,
+        memory_total=gb and gb * 1024**3,
     )
 
 

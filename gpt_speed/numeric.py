@@ -1,12 +1,18 @@
 """Numbers by which gradients are judged: how far tensors are from other ones, and derivatives of a
-loss by its values. Only the standard library is imported."""
+loss by its values. Only PyTorch and the standard library are imported."""
 
 import math
 import statistics
+import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from operator import itemgetter
 
+import torch
+
 TINY = 1e-30  # in place of a norm of 0
+ALL_ZEROS = 0.02  # the size of weights that are all 0: as GPT-2's are drawn
 JITTERS, JITTER = 8, 1e-6  # weights so near each other that a loss differs by rounding alone
 CHANGE = 4e-3  # of the loss by a step of a numeric derivative, about
 LARGEST_STEP = 0.3  # relative to a tensor's size
@@ -43,21 +49,61 @@ def distances_of(tensor, other) -> list[float]:
     ]
 
 
-def noise(losses: list[float]) -> float:
+def seeded(name: str) -> torch.Generator:
+    """Returns a generator that each name has alike, in every process."""
+    return torch.Generator().manual_seed(zlib.crc32(name.encode()))
+
+
+def randn_like(weight: torch.Tensor, name: str) -> torch.Tensor:
+    """Returns random numbers that each name has alike, whatever the device."""
+    return torch.randn(weight.shape, generator=seeded(name)).to(weight.device)
+
+
+@dataclass(frozen=True)
+class Derivatives:
+    """Numeric derivatives of a loss by its weights, beside those that autograd has made.
+
+    `loss_at` returns the loss at the weights plus offsets of some, both by their names."""
+
+    loss_at: Callable[[dict[str, torch.Tensor]], float]
+    weights: dict[str, torch.Tensor]
+
+    @cached_property
+    def noise(self) -> float:
+        """The standard deviation of the loss by rounding alone."""
+        return rounding_noise([self.loss_at(self.jitter(number)) for number in range(JITTERS)])
+
+    def jitter(self, number: int) -> dict[str, torch.Tensor]:
+        """Returns offsets that are little more than rounding; each number has others."""
+        return {
+            name: JITTER * weight.detach() * randn_like(weight, f"{name} jitter {number}")
+            for name, weight in self.weights.items()
+        }
+
+    def along(self, name: str, gradient: torch.Tensor, number: int = 0) -> list[float]:
+        """Returns [numeric derivative, its uncertainty, by autograd] along the random direction of
+        this number in a weight; `gradient` is autograd's, in float64. The direction is as long as
+        the weight is."""
+        weight = self.weights[name].detach()
+        size = weight.square().mean().sqrt().item() or ALL_ZEROS
+        direction = size * randn_like(weight, f"{name} {number}")
+        # What a derivative along a random direction is, about: its root mean square.
+        slope = size * gradient.norm().item()
+        step = min(LARGEST_STEP, CHANGE / max(slope, TINY))
+
+        def loss_towards(distance: float) -> float:
+            return self.loss_at({name: distance * direction})
+
+        estimate = most_certain(loss_towards, step, self.noise, enough=CERTAIN * slope)
+        return [*estimate, (gradient * direction).sum().item()]
+
+
+def rounding_noise(losses: list[float]) -> float:
     """Returns the standard deviation of a float32 loss by rounding alone, by its values at JITTERS
     weights; at least that of its last digit."""
     _, exponent = math.frexp(losses[0])
     last_digit = 2.0 ** (exponent - 24)
     return max(statistics.stdev(losses), last_digit / 12**0.5)
-
-
-def derivative_along(
-    loss: Callable[[float], float], slope: float, noise: float
-) -> tuple[float, float]:
-    """Returns the derivative at 0 of the loss, by how far weights are moved in a direction, and its
-    uncertainty. `slope` is about what it may be."""
-    step = min(LARGEST_STEP, CHANGE / max(slope, TINY))
-    return most_certain(loss, step, noise, CERTAIN * slope)
 
 
 def most_certain(

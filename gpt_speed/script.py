@@ -7,19 +7,24 @@ import runpy
 import signal
 import sys
 import traceback
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 
 
-def hook(owner, name: str, before) -> None:
-    """Calls `before` with a function's arguments, and what that returns after it."""
+def hook(owner, name: str, before: Callable[..., Callable[[], None] | None]) -> None:
+    """Replaces a function by one that first calls `before` with the same arguments. What `before`
+    returns, if anything, is called last, also where the function raises."""
     real = getattr(owner, name)
 
+    @wraps(real, updated=())  # without the compiler's own marks on it
     def hooked(*args, **kwargs):
         after = before(*args, **kwargs)
-        result = real(*args, **kwargs)
-        if after:
-            after()
-        return result
+        try:
+            return real(*args, **kwargs)
+        finally:
+            if after:
+                after()
 
     setattr(owner, name, hooked)
 
@@ -54,7 +59,7 @@ def end_with_tool() -> None:
 
 
 def write_report(report: str, facts: dict) -> None:
-    """Writes a report, which is whole where it is there."""
+    """Writes a report as JSON: whoever reads the file finds the whole of it, or no file."""
     path = Path(report)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(facts), encoding="utf-8")

@@ -32,7 +32,10 @@ def lookup(row, name: str):
     for part in name.split("."):
         if row is None:
             return None
-        row = row[part] if isinstance(row, dict) else getattr(row, part)
+        if isinstance(row, dict):
+            row = row[part]
+        else:
+            row = getattr(row, part)
     return row
 
 

@@ -13,7 +13,9 @@ clock, losses and record are 00's, whose main() runs here with theirs in place o
 import argparse
 import sys
 import tempfile
-from contextlib import chdir, nullcontext
+from contextlib import chdir
+from dataclasses import replace
+from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -28,34 +30,43 @@ VOCABULARY = 50_304  # as in 01, and as both of them have it
 UNUSED = "matplotlib", "matplotlib.pyplot", "requests"
 
 
-class Logits(nn.Module):
-    """Their model with the interface of 00's, which losses and samples are computed with."""
+class TheirModel(nn.Module):
+    """Somebody's model, ready to train, and its optimizer.
 
-    def __init__(self, model: nn.Module, logits_of):
+    Its forward() is that of 00's model: it returns the logits of all tokens, uncompiled, for the
+    losses and samples of the record."""
+
+    needed: tuple[str, ...]  # what their file must have
+    dtype: str  # of the weights
+    autocast: str | None = None  # its type
+
+    def __init__(self, compiled: nn.Module, optimizer: torch.optim.Optimizer):
         super().__init__()
-        self.model, self.logits_of = model, logits_of
+        self.compiled, self.optimizer = compiled, optimizer
 
-    def forward(self, ids_BT):
-        return self.logits_of(self.model, ids_BT)
+    @property
+    def uncompiled(self) -> nn.Module:
+        """What torch.compile was given; where it is switched off, it has returned the same."""
+        return getattr(self.compiled, "_orig_mod", self.compiled)
+
+    @property
+    def is_compiled(self) -> bool:
+        return self.uncompiled is not self.compiled
+
+    def compute_loss(self, x_BT, y_BT) -> torch.Tensor:
+        """Returns the loss of a training step."""
+        raise NotImplementedError
 
 
-def uncompiled(model: nn.Module) -> nn.Module:
-    """Returns the model that torch.compile was given; where it is switched off, `model` itself."""
-    return getattr(model, "_orig_mod", model)
-
-
-class NanoGPT:
+class NanoGPT(TheirModel):
     """nanoGPT's model.py, used as its train.py does: weights in float32 and bfloat16 by autocast,
     or on a CPU without; the head tied to the embedding, no biases, gradients clipped to 1."""
 
-    NEEDED = "GPT", "GPTConfig"
+    needed = "GPT", "GPTConfig"
     dtype = "float32"
 
-    def __init__(self, theirs: ModuleType, in_float32: bool):
-        self.theirs, self.autocast = theirs, None if in_float32 else "bfloat16"
-
-    def make_model(self, config) -> nn.Module:
-        shape = self.theirs.GPTConfig(
+    def __init__(self, theirs: ModuleType, in_float32: bool, config):
+        shape = theirs.GPTConfig(
             block_size=config.context_length,
             vocab_size=config.vocab_size,
             n_layer=config.layers,
@@ -64,84 +75,88 @@ class NanoGPT:
             dropout=config.dropout,
             bias=False,
         )
-        # Without targets it returns the last token's logits alone.
-        return Logits(self.theirs.GPT(shape), lambda model, ids_BT: model(ids_BT, ids_BT)[0])
-
-    def prepare_model(self, model: Logits, config) -> nn.Module:
         torch.set_float32_matmul_precision("high")
-        model.to(config.device)
-        self.compiled = torch.compile(model.model)
-        return model
-
-    def make_optimizer(self, model: Logits, config) -> torch.optim.Optimizer:
-        self.parameters = [*model.parameters()]
-        return model.model.configure_optimizers(
+        model = theirs.GPT(shape).to(config.device)
+        optimizer = model.configure_optimizers(
             config.weight_decay, config.learning_rate, (0.9, 0.95), config.device.type
         )
+        super().__init__(torch.compile(model), optimizer)
+        if not in_float32:
+            self.autocast = "bfloat16"
+        self.weights = [*model.parameters()]
+        optimizer.register_step_pre_hook(self.clip_gradients)
 
-    def compute_loss(self, model: Logits, x_BT, y_BT):
-        device = x_BT.device.type
-        with torch.autocast(device, torch.bfloat16) if self.autocast else nullcontext():
+    def forward(self, ids_BT):
+        # Without targets it returns the last token's logits alone.
+        return self.uncompiled(ids_BT, ids_BT)[0]
+
+    def compute_loss(self, x_BT, y_BT) -> torch.Tensor:
+        with torch.autocast(x_BT.device.type, torch.bfloat16, enabled=self.autocast is not None):
             return self.compiled(x_BT, y_BT)[1]
 
-    def backward_and_update(self, loss, optimizer) -> None:
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        optimizer.step()
+    def clip_gradients(self, *_) -> None:
+        """Clips them to the norm 1, before each update."""
+        torch.nn.utils.clip_grad_norm_(self.weights, 1.0)
 
 
-class Published:
-    """S. Raschka's optimized script. Its own main() makes model and optimizer; what it would train
-    them with is replaced."""
+class PublishedScript(TheirModel):
+    """S. Raschka's optimized script, whose own main() makes model and optimizer. It compiles, and
+    has no other type than bfloat16."""
 
-    NEEDED = "main", "calc_loss_batch", "create_dataloader_v1", "train_model_simple_with_timing"
-    dtype, autocast = "bfloat16", None
+    needed = "main", "calc_loss_batch", "create_dataloader_v1", "train_model_simple_with_timing"
+    dtype = "bfloat16"
 
-    def __init__(self, theirs: ModuleType, in_float32: bool):
-        self.theirs = theirs
+    def __init__(self, theirs: ModuleType, in_float32: bool, config):
+        super().__init__(*model_and_optimizer(theirs, config))
+        self.calc_loss_batch = theirs.calc_loss_batch
 
-    def make_model(self, config) -> nn.Module:
-        shape = dict(
-            vocab_size=config.vocab_size,
-            context_length=config.context_length,
-            emb_dim=config.width,
-            n_heads=config.heads,
-            n_layers=config.layers,
-            drop_rate=config.dropout,
-            qkv_bias=False,
-        )
-        settings = dict(
-            learning_rate=config.learning_rate,
-            weight_decay=config.weight_decay,
-            batch_size=config.batch_size,
-            num_epochs=config.epochs,
-        )
-        train = mock.Mock(return_value=(None, None, None))
-        stand_ins = mock.patch.multiple(
-            self.theirs,
-            train_model_simple_with_timing=train,
-            create_dataloader_v1=mock.Mock(),
-            tiktoken=mock.Mock(),
-        )
-        with stand_ins, tempfile.TemporaryDirectory() as folder, chdir(folder):
-            Path("middlemarch.txt").touch()  # else it would be downloaded
-            self.theirs.main(shape, settings)
-        self.compiled, self.optimizer = (
-            train.call_args.kwargs[name] for name in ("model", "optimizer")
-        )
-        return Logits(uncompiled(self.compiled), lambda model, ids_BT: model(ids_BT))
+    def forward(self, ids_BT):
+        return self.uncompiled(ids_BT)
 
-    def prepare_model(self, model: Logits, config) -> nn.Module:
-        return model
-
-    def make_optimizer(self, model: Logits, config) -> torch.optim.Optimizer:
-        return self.optimizer
-
-    def compute_loss(self, model: Logits, x_BT, y_BT):
-        return self.theirs.calc_loss_batch(x_BT, y_BT, self.compiled, x_BT.device)
+    def compute_loss(self, x_BT, y_BT) -> torch.Tensor:
+        return self.calc_loss_batch(x_BT, y_BT, self.compiled, x_BT.device)
 
 
-PEERS = {"nanogpt": NanoGPT, "published": Published}
+def model_and_optimizer(theirs: ModuleType, config) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Returns what the published script's main() would train.
+
+    That main() reads its text, which it downloads if it isn't there; makes model, optimizer,
+    loaders and a tokenizer; and calls its training loop with them. Here the text is an empty file,
+    loaders and tokenizer are mocks, and a third mock, in the place of the loop, keeps what it is
+    called with."""
+    shape = dict(
+        vocab_size=config.vocab_size,
+        context_length=config.context_length,
+        emb_dim=config.width,
+        n_heads=config.heads,
+        n_layers=config.layers,
+        drop_rate=config.dropout,
+        qkv_bias=False,
+    )
+    settings = dict(
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        batch_size=config.batch_size,
+        num_epochs=config.epochs,
+    )
+    train = mock.Mock(return_value=(None, None, None))  # the curves of a loop without a step
+    stand_ins = mock.patch.multiple(
+        theirs,
+        train_model_simple_with_timing=train,
+        create_dataloader_v1=mock.Mock(),
+        tiktoken=mock.Mock(),
+    )
+    with stand_ins, tempfile.TemporaryDirectory() as folder, chdir(folder):
+        Path("middlemarch.txt").touch()
+        theirs.main(shape, settings)
+    trained = train.call_args.kwargs
+    return trained["model"], trained["optimizer"]
+
+
+PEERS = {"nanogpt": NanoGPT, "published": PublishedScript}
+
+
+# ---- In the place of 00's own
 
 
 class PinnedLoader(DataLoader):
@@ -152,7 +167,62 @@ class PinnedLoader(DataLoader):
 
     def __iter__(self):
         for batch in super().__iter__():
-            yield [ids.cuda(non_blocking=True) for ids in batch] if self.pin_memory else batch
+            if self.pin_memory:
+                batch = [ids.cuda(non_blocking=True) for ids in batch]
+            yield batch
+
+
+def prepare_model(model: TheirModel, config) -> TheirModel:
+    """Returns it as it is: theirs is on the device already."""
+    return model
+
+
+def make_optimizer(model: TheirModel, config) -> torch.optim.Optimizer:
+    return model.optimizer
+
+
+def compute_loss(model: TheirModel, x_BT, y_BT) -> torch.Tensor:
+    return model.compute_loss(x_BT, y_BT)
+
+
+def configure(own_configure, dtype: str, argv: list[str] | None = None):
+    """Returns the settings that 00 makes of its options, with a peer's vocabulary and type."""
+    return replace(own_configure(argv), vocab_size=VOCABULARY, dtype=dtype)
+
+
+def record_of(own_run: type) -> type:
+    """Returns the class of 00's record, extended by what only peers have."""
+
+    class PeerRecord(own_run):
+        def start(self, model: TheirModel, data, config) -> None:
+            self.model = model
+            super().start(model, data, config)
+            self.attention = "sdpa"
+
+        def write(self, event: str, **figures) -> None:
+            if event == "start":
+                figures["config"] |= dict(
+                    autocast=self.model.autocast, compile=self.model.is_compiled
+                )
+            super().write(event, **figures)
+
+    return PeerRecord
+
+
+def put_in_place(script: ModuleType, peer: type[TheirModel], make_peer) -> None:
+    """Replaces what 00's main() looks up by these names, so that it trains a peer."""
+    vars(script).update(
+        GPTModel=make_peer,
+        DataLoader=PinnedLoader,
+        prepare_model=prepare_model,
+        make_optimizer=make_optimizer,
+        compute_loss=compute_loss,
+        configure=partial(configure, script.configure, peer.dtype),
+        Run=record_of(script.Run),
+    )
+
+
+# ---- The program
 
 
 def load(name: str, file: Path) -> ModuleType:
@@ -163,7 +233,7 @@ def load(name: str, file: Path) -> ModuleType:
     return module
 
 
-def load_theirs(peer: type, file: Path) -> ModuleType:
+def load_theirs(peer: type[TheirModel], file: Path) -> ModuleType:
     """Imports their file. Exits with 1 and one line where that fails, or where it lacks what is
     used here."""
     sys.modules |= dict.fromkeys(UNUSED, mock.MagicMock())
@@ -171,35 +241,10 @@ def load_theirs(peer: type, file: Path) -> ModuleType:
         theirs = load("theirs", file)
     except Exception as error:  # a file of others can raise anything
         sys.exit(f"error: {file} can't be imported: {error}")
-    missing = [name for name in peer.NEEDED if not hasattr(theirs, name)]
+    missing = [name for name in peer.needed if not hasattr(theirs, name)]
     if missing:
         sys.exit(f"error: {file} has no {', '.join(missing)}")
     return theirs
-
-
-def put_in_place(peer, script: ModuleType) -> None:
-    """Replaces the functions of 00 that are the peer's, and lets the record say so."""
-    script.GPTModel, script.DataLoader = peer.make_model, PinnedLoader
-    for name in ("prepare_model", "make_optimizer", "compute_loss", "backward_and_update"):
-        setattr(script, name, getattr(peer, name, getattr(script, name)))
-    own_configure, own_write = script.configure, script.Run.write
-
-    def configure(argv=None):
-        config = own_configure(argv)
-        config.vocab_size, config.dtype = VOCABULARY, peer.dtype
-        return config
-
-    def write(run, event: str, **figures) -> None:
-        if event == "start":
-            figures["config"] |= dict(
-                autocast=peer.autocast,
-                compile=uncompiled(peer.compiled) is not peer.compiled,
-            )
-        if event == "end":
-            figures["attention_backend"] = "sdpa"
-        own_write(run, event, **figures)
-
-    script.configure, script.Run.write = configure, write
 
 
 def main() -> int:
@@ -221,7 +266,7 @@ def main() -> int:
     if not args.script:
         return 0
     script = load("script", args.script)
-    put_in_place(peer(theirs, args.float32), script)
+    put_in_place(script, peer, make_peer=partial(peer, theirs, args.float32))
     sys.argv = [str(args.script), *args.options]
     return script.main()
 

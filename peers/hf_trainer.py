@@ -16,13 +16,15 @@ the Trainer shuffles by itself.
 With --model_name_or_path it fine-tunes a saved GPT-2 instead, on a text, and saves the result.
 """
 
+import argparse
 import math
 import os
 import signal
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import NamedTuple
 
 if {"--huge_pages", "--huge-pages"} & {*sys.argv}:
     os.environ["THP_MEM_ALLOC_ENABLE"] = "1"  # PyTorch reads it at its first allocation
@@ -53,6 +55,7 @@ _spec = spec_from_file_location("orig", ROOT / "00_orig.py")
 orig = sys.modules["orig"] = module_from_spec(_spec)
 _spec.loader.exec_module(orig)
 
+MODEL = {"cuda": "gpt2", "cpu": "cpu-demo"}  # by default
 DEMO_TOKENS = 40_960  # after which cpu-demo ends by default, as in 00
 PART = 0.9  # of a text that is trained on; the rest is for validation
 
@@ -116,76 +119,104 @@ class Settings(TrainingArguments):
 # ---- Configuration -----------------------------------------------------------------------------
 
 
-def parse_arguments(argv: list[str] | None = None) -> Experiment:
-    """The settings; the Trainer's are its field `trainer`. Exits with 2 for a wrong one."""
+class Options(NamedTuple):
+    """All options of the command line: the Trainer has a class for its own."""
+
+    experiment: Experiment
+    trainer: Settings
+
+
+def parse_arguments(argv: list[str]) -> Options:
+    """Exits with 2 for a wrong option."""
     parser = HfArgumentParser(
         (Experiment, Settings), description=__doc__.splitlines()[0], allow_abbrev=False
     )
-    argv = sys.argv[1:] if argv is None else argv
-    if "--device cpu" in " ".join(argv).replace("=", " "):
+    if device_named_in(argv) == "cpu":
         argv = [*argv, "--use_cpu"]  # the Trainer's name for it
     try:
-        args, trainer = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
+        options = Options(*parser.parse_args_into_dataclasses(argv, look_for_args_file=False))
     except ValueError as error:  # of the Trainer's own checks
         parser.error(str(error).splitlines()[0])
-    if wrong := what_is_wrong(args, trainer):
+    if wrong := what_is_wrong(*options):
         parser.error(wrong)
-    if torch.backends.cuda.matmul.fp32_precision == "tf32":  # by --tf32
-        torch.set_float32_matmul_precision("high")  # the same, by the name that the record reads
-    args.trainer = trainer
-    return args
+    return options
 
 
-def what_is_wrong(args: Experiment, trainer: Settings) -> str | None:
+def device_named_in(argv: list[str]) -> str | None:
+    """Returns --device, which the Trainer's own checks of its options depend on."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--device")
+    options, _ = parser.parse_known_args(argv)
+    return options.device
+
+
+def what_is_wrong(experiment: Experiment, trainer: Settings) -> str | None:
     """Returns what to say of the first wrong setting."""
     choices = {
         "model": (("", *orig.MODELS), f"none of {', '.join(orig.MODELS)}"),
         "dtype": (("float32", "bfloat16"), "neither float32 nor bfloat16"),
         "device": (("", "cpu", "cuda"), "neither cpu nor cuda"),
     }
-    for name, (values, says) in choices.items():
-        value = getattr(args, name)
+    for name, (values, problem) in choices.items():
+        value = getattr(experiment, name)
         if value not in values:
-            return f"argument --{name}: {value!r} is {says}"
-    if args.train_file and not args.model_name_or_path:
+            return f"argument --{name}: {value!r} is {problem}"
+    if experiment.train_file and not experiment.model_name_or_path:
         return "argument --train_file: needs --model_name_or_path, whose tokenizer reads it"
-    least = dict(eval_freq=args.eval_freq, num_train_epochs=trainer.num_train_epochs)
+    least = dict(eval_freq=experiment.eval_freq, num_train_epochs=trainer.num_train_epochs)
     for name, value in least.items():
         if value <= 0:
             return f"argument --{name}: {value} is out of range"
     return None
 
 
-def configure(args: Experiment | list[str]) -> orig.Config:
-    """The settings of the record, under the names that 00 gives them, from options or what they
-    were parsed to. Raises orig.UserError."""
-    if isinstance(args, list):
-        args = parse_arguments(args)
-    trainer = args.trainer
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model = args.model or ("gpt2" if device == "cuda" else "cpu-demo")
+def configure(argv: list[str]) -> orig.Config:
+    """Returns the settings of a run with these options, as 00's function of that name."""
+    return config_of(parse_arguments(argv))
+
+
+def default_device() -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    return "cpu"
+
+
+def config_of(options: Options) -> orig.Config:
+    """Returns the settings of the record, under the names that 00 gives them. Raises
+    orig.UserError."""
+    experiment, trainer = options
+    device = experiment.device or default_device()
+    model = experiment.model or MODEL[device]
     config = orig.configure(["--device", device, "--model", model])
-    config.vocab_size = 50_304  # as in 01, a multiple of 64
-    set_length(config, args)
-    if args.batch_size:
-        trainer.per_device_train_batch_size = args.batch_size
-    config.batch_size = trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps
-    for name in ("context_length", "eval_windows"):
-        setattr(config, name, getattr(args, name) or getattr(config, name))
-    for name in ("learning_rate", "weight_decay", "seed"):
-        setattr(config, name, getattr(trainer, name))
-    for name in ("eval_freq", "data", "results_dir", "name"):
-        setattr(config, name, getattr(args, name))
-    return config
+    batch_size = experiment.batch_size or trainer.per_device_train_batch_size
+    return replace(
+        config,
+        vocab_size=50_304,  # as in 01, a multiple of 64
+        context_length=experiment.context_length or config.context_length,
+        dtype=experiment.dtype,
+        batch_size=batch_size * trainer.gradient_accumulation_steps,
+        learning_rate=trainer.learning_rate,
+        weight_decay=trainer.weight_decay,
+        seed=trainer.seed,
+        epochs=math.ceil(trainer.num_train_epochs),
+        max_steps=max(trainer.max_steps, 0) or None,  # -1 is the Trainer's for none
+        max_tokens=max_tokens(model, options),
+        eval_freq=experiment.eval_freq,
+        eval_windows=experiment.eval_windows or config.eval_windows,
+        data=experiment.data,
+        results_dir=experiment.results_dir,
+        name=experiment.name,
+    )
 
 
-def set_length(config: orig.Config, args: Experiment) -> None:
-    """Sets after how many epochs, steps and tokens training ends; cpu-demo alone has a default."""
-    steps = max(args.trainer.max_steps, 0)
-    is_demo = config.model == "cpu-demo" and not steps and not args.model_name_or_path
-    config.epochs = math.ceil(args.trainer.num_train_epochs)
-    config.max_steps = steps or None
-    config.max_tokens = args.max_tokens or (DEMO_TOKENS if is_demo else None)
+def max_tokens(model: str, options: Options) -> int | None:
+    """Returns after how many tokens training ends; cpu-demo alone has a default."""
+    experiment, trainer = options
+    if experiment.max_tokens:
+        return experiment.max_tokens
+    if model == "cpu-demo" and trainer.max_steps <= 0 and not experiment.model_name_or_path:
+        return DEMO_TOKENS
+    return None
 
 
 # ---- Data and model ----------------------------------------------------------------------------
@@ -229,64 +260,77 @@ class Logits(nn.Module):
         return self.model(input_ids=ids_BT).logits
 
 
-def make_model(args: Experiment, config: orig.Config) -> nn.Module:
-    dtype = getattr(torch, args.dtype)
-    if not args.model_name_or_path:
-        shape = GPT2Config(
-            vocab_size=config.vocab_size,
-            n_positions=config.context_length,
-            n_embd=config.width,
-            n_layer=config.layers,
-            n_head=config.heads,
-            tie_word_embeddings=False,
-            use_cache=False,
-            resid_pdrop=config.dropout,
-            embd_pdrop=config.dropout,
-            attn_pdrop=config.dropout,
-            bos_token_id=None,
-            eos_token_id=None,
-            attn_implementation=args.attn_implementation,
-        )
-        return GPT2LMHeadModel(shape).to(dtype)
+def new_model(experiment: Experiment, config: orig.Config) -> nn.Module:
+    """Returns a model of the experiment's shape, as Hugging Face initializes it."""
+    shape = GPT2Config(
+        vocab_size=config.vocab_size,
+        n_positions=config.context_length,
+        n_embd=config.width,
+        n_layer=config.layers,
+        n_head=config.heads,
+        tie_word_embeddings=False,
+        use_cache=False,
+        resid_pdrop=config.dropout,
+        embd_pdrop=config.dropout,
+        attn_pdrop=config.dropout,
+        bos_token_id=None,
+        eos_token_id=None,
+        attn_implementation=experiment.attn_implementation,
+    )
+    return GPT2LMHeadModel(shape).to(getattr(torch, experiment.dtype))
+
+
+def saved_model(experiment: Experiment) -> nn.Module:
+    """Returns the model to fine-tune. Raises orig.UserError."""
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            args.model_name_or_path, dtype=dtype, attn_implementation=args.attn_implementation
+            experiment.model_name_or_path,
+            dtype=getattr(torch, experiment.dtype),
+            attn_implementation=experiment.attn_implementation,
         )
     except (OSError, ValueError) as error:
         raise orig.UserError(f"--model_name_or_path: {str(error).splitlines()[0]}")
     model.config.use_cache = False
-    own = model.config
-    config.model = Path(args.model_name_or_path).name
-    config.layers, config.heads = own.num_hidden_layers, own.num_attention_heads
-    config.width, config.vocab_size = own.hidden_size, own.vocab_size
-    config.dropout = getattr(own, "resid_pdrop", 0.0)
-    longest = own.max_position_embeddings
-    config.context_length = min(args.context_length or longest, longest)
     return model
 
 
-def read_tokens(args: Experiment, config: orig.Config) -> orig.Data:
-    if not args.train_file:
+def config_with_shape(config: orig.Config, shape, experiment: Experiment) -> orig.Config:
+    """Returns the settings with the shape of a saved model, as its own configuration has it."""
+    longest = shape.max_position_embeddings
+    return replace(
+        config,
+        model=Path(experiment.model_name_or_path).name,
+        layers=shape.num_hidden_layers,
+        heads=shape.num_attention_heads,
+        width=shape.hidden_size,
+        vocab_size=shape.vocab_size,
+        dropout=getattr(shape, "resid_pdrop", 0.0),
+        context_length=min(experiment.context_length or longest, longest),
+    )
+
+
+def read_tokens(experiment: Experiment, config: orig.Config) -> orig.Data:
+    """Returns the tokens in --data, or those of the text to fine-tune on. Raises orig.UserError."""
+    if not experiment.train_file:
         return orig.load_data(config)
     try:
-        tokenizer = TextTokenizer(AutoTokenizer.from_pretrained(args.model_name_or_path))
-        text = Path(args.train_file).read_text(encoding="utf-8-sig")
+        tokenizer = TextTokenizer(AutoTokenizer.from_pretrained(experiment.model_name_or_path))
+        text = Path(experiment.train_file).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
-        raise orig.UserError(f"{args.train_file}: {str(error).splitlines()[0]}")
+        raise orig.UserError(f"{experiment.train_file}: {str(error).splitlines()[0]}")
     ids = np.array(tokenizer.encode(text), np.int64)
-    parts = np.split(ids, [int(PART * len(ids))])
-    windows = [orig.TokenWindows(part, config.context_length) for part in parts]
-    for part, needed in zip(windows, (config.batch_size, 1), strict=True):
-        if len(part) < needed:
-            raise orig.UserError(
-                f"the text is too short: {len(ids):,} tokens; use a longer one, or"
-                " lower --context-length or --per_device_train_batch_size"
-            )
+    train, val = np.split(ids, [int(PART * len(ids))])
+    windows = [orig.TokenWindows(part, config.context_length) for part in (train, val)]
+    if len(windows[0]) < config.batch_size or not len(windows[1]):
+        raise orig.UserError(
+            f"the text is too short: {len(ids):,} tokens; use a longer one, or"
+            " lower --context-length or --per_device_train_batch_size"
+        )
     meta = dict(
-        corpus=Path(args.train_file).name,
+        corpus=Path(experiment.train_file).name,
         tokenizer=config.model,
         vocabulary=tokenizer.n_vocab,
-        tokens=dict(zip(("train", "val"), map(len, parts), strict=True)),
+        tokens=dict(train=len(train), val=len(val)),
     )
     return orig.Data(meta, *windows, tokenizer)
 
@@ -294,43 +338,48 @@ def read_tokens(args: Experiment, config: orig.Config) -> orig.Data:
 # ---- Training ----------------------------------------------------------------------------------
 
 
-def autocast_type(settings: Settings) -> str | None:
-    if settings.bf16:
+def autocast_type(trainer: Settings) -> str | None:
+    if trainer.bf16:
         return "bfloat16"
-    return "float16" if settings.fp16 else None
+    if trainer.fp16:
+        return "float16"
+    return None
 
 
-class Record(orig.Run):
+class TrainerRecord(orig.Run):
     """00's record, which also tells the Trainer's version and options."""
 
-    def __init__(self, args: Experiment):
-        self.args = args
+    def __init__(self, options: Options):
+        self.options = options
 
     def start(self, model, data, config) -> None:
         self.model = model
         super().start(model, data, config)
-        self.attention = self.args.attn_implementation
+        self.attention = self.options.experiment.attn_implementation
 
     def write(self, event: str, **figures) -> None:
         if event == "start":
-            layers = [m for m in self.model.modules() if isinstance(m, nn.Linear | Conv1D)]
-            config = figures["config"]
-            attention = 12 * config["layers"] * config["context_length"] * config["width"]
-            trainer = self.args.trainer
-            config |= dict(
-                flops_per_token=6 * sum(layer.weight.numel() for layer in layers) + attention,
-                compile=trainer.torch_compile,
-                optim=str(trainer.optim.value),
-                autocast=autocast_type(trainer),
-                gradient_accumulation_steps=trainer.gradient_accumulation_steps,
-                gradient_checkpointing=bool(trainer.activation_checkpointing),
-                huge_pages=os.environ.get("THP_MEM_ALLOC_ENABLE") == "1",
-            )
+            figures["config"] |= self.own_settings(figures["config"])
             figures["environment"]["transformers"] = transformers.__version__
         super().write(event, **figures)
 
+    def own_settings(self, config: dict) -> dict:
+        """Returns the settings that 00 doesn't have, or computes in another way."""
+        trainer = self.options.trainer
+        layers = [m for m in self.model.modules() if isinstance(m, nn.Linear | Conv1D)]
+        attention = 12 * config["layers"] * config["context_length"] * config["width"]
+        return dict(
+            flops_per_token=6 * sum(layer.weight.numel() for layer in layers) + attention,
+            compile=trainer.torch_compile,
+            optim=str(trainer.optim.value),
+            autocast=autocast_type(trainer),
+            gradient_accumulation_steps=trainer.gradient_accumulation_steps,
+            gradient_checkpointing=bool(trainer.activation_checkpointing),
+            huge_pages=os.environ.get("THP_MEM_ALLOC_ENABLE") == "1",
+        )
 
-class Watch(TrainerCallback):
+
+class Stopwatch(TrainerCallback):
     """Times the steps as 00 does, and evaluates at its log lines."""
 
     def __init__(self, run, model, data, config):
@@ -359,15 +408,16 @@ class Watch(TrainerCallback):
         self.run.epoch(epoch, self.model, self.data.tokenizer)
 
 
-def train(model, data, config, run, settings: Settings) -> Trainer:
+def train(model, data, config, run: TrainerRecord) -> Trainer:
     """Trains `model` in place and reports to `run`."""
+    settings = run.options.trainer
     steps_per_epoch = len(data.train) // config.batch_size
     steps = math.ceil(settings.num_train_epochs * steps_per_epoch)
     if config.max_tokens:
         steps = min(steps, math.ceil(config.max_tokens / config.tokens_per_step))
     settings.max_steps = min(steps, config.max_steps or steps)
     settings._n_gpu = min(1, settings.n_gpu)  # with more the Trainer would use DataParallel
-    watch = Watch(run, Logits(model), data, config)
+    watch = Stopwatch(run, Logits(model), data, config)
     # Whole steps only: with accumulation the Trainer would make a smaller last one in each epoch.
     examples = Subset(Examples(data.train), range(steps_per_epoch * config.batch_size))
     trainer = Trainer(model, settings, train_dataset=examples, callbacks=[watch])
@@ -375,28 +425,50 @@ def train(model, data, config, run, settings: Settings) -> Trainer:
     return trainer
 
 
+def set_up_trainer(options: Options) -> None:
+    """Completes the Trainer's own settings by those of the experiment."""
+    experiment, trainer = options
+    if experiment.batch_size:
+        trainer.per_device_train_batch_size = experiment.batch_size
+    if not experiment.model_name_or_path:
+        trainer.output_dir = experiment.results_dir  # nothing is saved there
+    if torch.backends.cuda.matmul.fp32_precision == "tf32":  # by --tf32
+        torch.set_float32_matmul_precision("high")  # the same, by the name that the record reads
+
+
+def run_experiment(options: Options, config: orig.Config, run: TrainerRecord) -> None:
+    """Trains a new model, or fine-tunes a saved one and saves the result. Raises orig.UserError."""
+    experiment = options.experiment
+    torch.manual_seed(config.seed)
+    if experiment.model_name_or_path:
+        model = saved_model(experiment)
+        config = config_with_shape(config, model.config, experiment)
+    else:
+        model = new_model(experiment, config)
+    model.to(config.device)
+    # As in 01: cuDNN's attention rounds dropout to sixteenths.
+    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)
+    data = read_tokens(experiment, config)
+    run.start(model, data, config)
+    trainer = train(model, data, config, run)
+    if experiment.model_name_or_path:
+        trainer.save_model()
+        if experiment.train_file:
+            data.tokenizer.tokenizer.save_pretrained(trainer.args.output_dir)
+        print(f"Model: {trainer.args.output_dir}")
+
+
 def main() -> int:
     sys.stdout.reconfigure(errors="replace")
-    args = parse_arguments()
-    signal.signal(signal.SIGINT, orig.interrupt)
-    signal.signal(signal.SIGTERM, orig.interrupt)
-    run, config, (status, message, code) = Record(args), None, ("complete", None, 0)
+    options = parse_arguments(sys.argv[1:])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, orig.interrupt)
+    run, config = TrainerRecord(options), None
+    status, message, code = "complete", None, 0
     try:
-        config = configure(args)
-        if not args.model_name_or_path:
-            args.trainer.output_dir = config.results_dir  # nothing is saved there
-        torch.manual_seed(config.seed)
-        model = make_model(args, config).to(config.device)
-        # As in 01: cuDNN's attention rounds dropout to sixteenths.
-        torch.backends.cuda.enable_cudnn_sdp(not config.dropout)
-        data = read_tokens(args, config)
-        run.start(model, data, config)
-        trainer = train(model, data, config, run, args.trainer)
-        if args.model_name_or_path:
-            trainer.save_model()
-            if args.train_file:
-                data.tokenizer.tokenizer.save_pretrained(args.trainer.output_dir)
-            print(f"Model: {args.trainer.output_dir}")
+        set_up_trainer(options)
+        config = config_of(options)
+        run_experiment(options, config, run)
     except (Exception, KeyboardInterrupt) as error:
         status, message, code = orig.explain(error)
         print(f"error: {message}", file=sys.stderr)

@@ -1,5 +1,6 @@
 """The command gpt-speed: what it needs, its JSON, and the gradients of other people's scripts."""
 
+import inspect
 import json
 import os
 import re
@@ -8,13 +9,14 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
 import torch
 from conftest import ROOT, environment, load
 
-from gpt_speed import cli, interpreter, machine, numeric
+from gpt_speed import cli, interpreter, machine, numeric, script
 from gpt_speed.audit.audit import machine_of
 from gpt_speed.cards import CARDS
 from gpt_speed.common import UserError
@@ -180,8 +182,8 @@ def test_derivatives():
 
 def test_noise_is_at_least_that_of_the_last_digit():
     last_digit = 2.0**-22  # of a float32 between 2 and 4
-    assert numeric.noise([3.0, 3.0, 3.0]) == pytest.approx(last_digit / 12**0.5)
-    assert numeric.noise([3.0, 3.5, 4.0]) == pytest.approx(0.5)
+    assert numeric.rounding_noise([3.0, 3.0, 3.0]) == pytest.approx(last_digit / 12**0.5)
+    assert numeric.rounding_noise([3.0, 3.5, 4.0]) == pytest.approx(0.5)
 
 
 def test_distances_of_tensors():
@@ -193,6 +195,57 @@ def test_distances_of_tensors():
     error, cosine, size = distances["lost"]  # counts as 0
     assert (error, cosine) == pytest.approx((1, 0)) and size < 1e-20
     assert distances["extra"][0] > 1e20
+
+
+@pytest.mark.parametrize("share", [1.0, 0.9])
+def test_derivatives_of_a_loss(share):
+    """Autograd's are that share of the numeric ones that the gradient is; zeros are moved, too."""
+    weights = dict(a=torch.tensor([0.3, -0.2, 0.5]), zeros=torch.zeros(2))
+
+    def loss_at(offsets: dict) -> float:
+        moved = [weight + offsets.get(name, 0) for name, weight in weights.items()]
+        return sum((weight.double() + 1).pow(3).sum().item() for weight in moved)
+
+    derivatives = numeric.Derivatives(loss_at, weights)
+    assert 0 < derivatives.noise < 1e-4
+    for name, weight in weights.items():
+        gradient = share * 3 * (weight.double() + 1).square()
+        by_losses, uncertainty, by_autograd = derivatives.along(name, gradient)
+        assert by_autograd == pytest.approx(share * by_losses, abs=2 * uncertainty, rel=1e-3)
+        assert derivatives.along(name, gradient, 1)[0] != by_losses
+
+
+# ---- What hooks of PyTorch's functions leave
+
+
+def quotient(dividend: float, divisor: float = 1.0) -> float:
+    """Divides."""
+    return dividend / divisor
+
+
+def test_a_hook_ends_also_where_the_function_raises(monkeypatch):
+    events = []
+
+    def begin(*args):
+        events.append(args)
+        return lambda: events.append("end")
+
+    owner = SimpleNamespace(divide=quotient)
+    script.hook(owner, "divide", begin)
+    assert owner.divide(1, 2) == 0.5
+    with pytest.raises(ZeroDivisionError):
+        owner.divide(1, 0)
+    assert events == [(1, 2), "end", (1, 0), "end"]
+
+
+def test_a_hooked_function_says_what_it_is(monkeypatch):
+    """Scripts read signatures; but marks of the compiler aren't those of the hook."""
+    monkeypatch.setattr(quotient, "_torchdynamo_inline", quotient, raising=False)
+    owner = SimpleNamespace(divide=quotient)
+    script.hook(owner, "divide", lambda *_: None)
+    assert inspect.signature(owner.divide) == inspect.signature(quotient)
+    assert owner.divide.__name__ == "quotient" and owner.divide.__doc__ == "Divides."
+    assert not hasattr(owner.divide, "_torchdynamo_inline")
 
 
 # ---- What is judged

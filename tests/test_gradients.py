@@ -4,7 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, environment, run_python, skip_without
+import torch
+from conftest import ROOT, environment, load, run_python, skip_without
 from made_up import setup_of
 
 from bench.analysis.gradients import Verdict, verdict_of
@@ -408,6 +409,66 @@ def test_what_cant_be_checked_is_said():
     assert has_own_type(Run("", "", script="precision-autocast"))
     assert unchecked_dropout(Run("", "", script="01", options=("--dtype", "bfloat16")))
     assert not unchecked_dropout(Run("", "", script="memory-checkpoint"))
+
+
+# ---- The driver
+
+
+@pytest.mark.parametrize("scratch", [".", "/scratch"])
+def test_each_run_has_a_folder_of_its_own(monkeypatch, tmp_path, scratch):
+    """In the place of the folder around --results-dir, and of nothing else."""
+    driver, commands = load(DRIVER), []
+    run = SimpleNamespace(train=commands.append, derivatives={})
+    monkeypatch.setattr(driver, "TrainingRun", lambda *_: run)
+    monkeypatch.setattr(driver, "load", lambda *_: None)
+    args = SimpleNamespace(
+        script="x.py",
+        device="cpu",
+        layers=None,
+        width=None,
+        results_dir=Path(scratch, "results"),
+        options=["--checkpoint-dir", scratch, "--weight-decay", "0.1", "--data", "/scratch.d"],
+    )
+    check = driver.ScriptCheck(args, tmp_path)
+    for _ in range(2):
+        check.run(given=None)
+    first, second = commands
+    assert first[:2] == ["--checkpoint-dir", str(tmp_path / "1")] and scratch not in second
+    assert first[2:6] == second[2:6] == args.options[2:]
+    assert first[1] != second[1] and first[-1] != second[-1]
+
+
+def test_a_run_leaves_the_scripts_clock_as_it_was():
+    """The next run of the same script has one of its own."""
+    driver, model = load(DRIVER), torch.nn.Linear(2, 2)
+    steps = []
+
+    def train(model, data, config, run):
+        for _ in range(3):
+            steps.append(script.now())
+
+    script = SimpleNamespace(
+        train=train, compute_loss=None, explain=None, now=lambda: len(steps), __file__="x.py"
+    )
+    own_now = script.now
+    run = driver.TrainingRun(script, {}, None)
+    run.train_from_weights(model, None, SimpleNamespace(), None)
+    assert steps == [0, 1, 2] and run.steps == 0 and script.now is own_now
+
+
+def test_the_worst_of_ranks():
+    """A tensor's comparison is that of the rank where it is farthest off; NaN is farther still."""
+    driver = load(DRIVER)
+    nan = float("nan")
+    ranks = (
+        dict(tensors=dict(a=[0.1, 1, 1], b=[nan, 1, 1]), directions=dict(c=[[1.0, 0.1, 1.5]])),
+        dict(tensors=dict(a=[0.3, 1, 1], b=[0.9, 1, 1]), directions=dict(c=[[1.0, 0.1, nan]])),
+    )
+    for order in (ranks, ranks[::-1]):
+        worst = driver.worst_of(order)
+        assert worst["tensors"]["a"] == [0.3, 1, 1]
+        assert worst["tensors"]["b"] is ranks[0]["tensors"]["b"]
+        assert worst["directions"]["c"] is ranks[1]["directions"]["c"]
 
 
 # ---- The study

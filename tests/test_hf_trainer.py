@@ -174,6 +174,17 @@ def test_bad_input_is_one_line(run, tmp_path, options, code, says):
     assert not (tmp_path / "results").exists()
 
 
+def test_the_record_has_the_type_of_the_weights(script):
+    config = script.configure(["--device", "cpu", "--dtype", "bfloat16"])
+    assert config.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("words", [["--device", "cpu"], ["--device=cpu"]])
+def test_the_trainer_is_told_of_the_device(script, words):
+    assert script.parse_arguments(words).trainer.use_cpu
+    assert not script.parse_arguments(["--name", "--device cpu"]).trainer.use_cpu
+
+
 def test_the_tools_can_ask_for_its_configuration(forked_children):
     """As measure.py does before it starts anything."""
     script = str(ROOT / "peers" / "hf_trainer.py")

@@ -207,6 +207,21 @@ def test_a_look_at_a_file_is_no_progress(script, tmp_path, monkeypatch):
     assert terminal.getvalue() == "\r100 %\r"
 
 
+def test_the_percentage_is_shown_some_times_a_second(script, monkeypatch):
+    """However small the blocks are that are read."""
+    times = iter(np.arange(0, 10, 0.001))
+    clock = SimpleNamespace(monotonic=lambda: next(times))
+    monkeypatch.setattr(script, "time", clock)
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    progress = script.Progress(1_000_000)
+    for _ in range(5_000):
+        progress.add(200)
+    shown = [int(text) for text in terminal.getvalue().split("%") for text in text.split()]
+    assert 20 < len(shown) <= 51 and shown == sorted(shown) and shown[-1] > 95
+
+
 def test_a_text_through_a_pipe_is_whole(tmp_path):
     result = prepare(tmp_path, "/dev/stdin", input="a line\n" * 50)
     assert result.returncode == 0, result.stderr

@@ -140,7 +140,7 @@ def test_resume_takes_a_further_environment(measure, two):
 def test_an_edit_of_what_the_check_imports_repeats_the_check_alone(measure, monkeypatch, tmp_path):
     imported = tmp_path / "numeric.py"
     imported.write_text("")
-    monkeypatch.setattr(gradients, "NUMERIC", imported)
+    monkeypatch.setattr(gradients, "IMPORTED", [imported])
     measure()
     before = len(measure.children.calls)
     imported.write_text("# edited")

@@ -17,19 +17,18 @@ last run, with an event `gradients` for each comparison that was made:
     loss_noise   of dropout: the standard deviation of the loss by rounding alone
     refused      of dropout: why the script doesn't train with dropout; there is nothing else then
 
-Of the tools it imports one module alone, which imports none: torchrun starts it from anywhere.
+Of the tools it imports two modules alone, which import none: torchrun starts it from anywhere.
 """
 
 import argparse
 import importlib.util
 import json
+import math
 import os
 import sys
 import tempfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,7 +43,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import SequentialSampler
 
 sys.path.append(str(Path(__file__).parents[2]))
-from gpt_speed import numeric
+from gpt_speed.gradients.tolerance import error_of
+from gpt_speed.numeric import Derivatives, distances, seeded
 
 RANK = int(os.environ.get("RANK") or 0)
 RANKS = int(os.environ.get("WORLD_SIZE") or 1)
@@ -66,33 +66,6 @@ class Refused(Exception):
     """The script doesn't run with these options."""
 
 
-class StepWatcher:
-    """Stands in for train()'s clock, and tells where steps begin and end.
-
-    train() asks for the time before its first step and after each one. It asks twice after a step
-    that it logs; only a step that has computed a loss comes to an end."""
-
-    def __init__(
-        self,
-        clock: Callable[..., Any],
-        begin_step: Callable[[], None],
-        end_step: Callable[[], None],
-    ):
-        self.clock, self.begin_step, self.end_step = clock, begin_step, end_step
-        self.has_loss = False  # whether the present step has computed one
-
-    def note_loss(self) -> None:
-        self.has_loss = True
-
-    def now(self, *args):
-        """Returns the time, between two steps."""
-        if self.has_loss:
-            self.end_step()
-            self.has_loss = False
-        self.begin_step()
-        return self.clock(*args)
-
-
 class TrainingRun:
     """One training run of a script, and its gradients at the weights that it was given."""
 
@@ -103,13 +76,12 @@ class TrainingRun:
         given: dict[str, torch.Tensor] | None,
         directions: int = 0,
     ):
-        self.script: Any = script  # a module, whose clock is replaced
+        self.script: Any = script
         self.sizes, self.given = sizes, given
         self.directions = directions  # of numeric derivatives in each tensor; 0: none are wanted
-        # What train() is given, and how it is watched, from the time when it begins.
+        # From the time when train() begins:
         self.model: Any = None
         self.training_model: Any = None  # the same weights, perhaps compiled or among ranks
-        self.watcher: StepWatcher | None = None
         self.weights: dict[str, torch.Tensor] = {}
         self.gradients: dict[str, torch.Tensor] = {}
         self.derivatives: dict = {}  # the event of numeric ones, once they are made
@@ -123,6 +95,7 @@ class TrainingRun:
         # The script's own functions, which those below stand in for, and call.
         self.own_train = script.train
         self.own_compute_loss = script.compute_loss
+        self.own_now = script.now
         self.own_explain = script.explain
 
     def train(self, options: list[str]) -> None:
@@ -171,15 +144,23 @@ class TrainingRun:
     def train_from_weights(self, model, data, config, run) -> None:
         """Trains for STEPS steps, each of which begins with the same weights."""
         self.model = model
-        self.watcher = StepWatcher(self.script.now, self.begin_step, self.end_step)
-        vars(self.script)["now"] = self.watcher.now
         self.weights = starting_weights(model, self.given)
         if self.ranks > 1:  # each made weights of its own
             shared = [self.weights]
             dist.broadcast_object_list(shared)
             (self.weights,) = shared
         config.max_steps = STEPS
-        self.own_train(model, data, config, run)
+        with mock.patch.object(self.script, "now", self.now):
+            self.own_train(model, data, config, run)
+
+    def now(self, *args):
+        """Returns the time by the script's clock. train() asks for it before its first step, after
+        each one, and again after those that it logs: so steps begin here, and end if they have
+        computed a loss."""
+        if self.micro_batches:
+            self.end_step()
+        self.begin_step()
+        return self.own_now(*args)
 
     def end_step(self) -> None:
         """Counts a step; after the last one makes numeric derivatives, of the loss on its batch."""
@@ -201,7 +182,6 @@ class TrainingRun:
             torch.manual_seed(7 + self.rank)
         self.micro_batches.append((x_BT, y_BT))
         self.training_model = model
-        self.watcher.note_loss()
         return self.own_compute_loss(model, x_BT, y_BT)
 
     def keep_gradients(self, optimizer, *_) -> None:
@@ -280,11 +260,6 @@ def refuse(parser, message: str) -> None:
     raise Refused(message)
 
 
-def seeded(name: str) -> torch.Generator:
-    """Returns a generator that every rank and every script has alike for a tensor."""
-    return torch.Generator().manual_seed(zlib.crc32(name.encode()))
-
-
 def whole_copy(gradient: torch.Tensor) -> torch.Tensor:
     """Returns a copy in float64 on the CPU, of all ranks' shares where each has one."""
     gradient = gradient.detach()
@@ -331,51 +306,21 @@ def canonical(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def compared(comparison: str, own: dict, other: dict) -> dict:
     """Returns the event of a comparison of gradients."""
-    tensors = numeric.distances(own, other)
-    return dict(event="gradients", comparison=comparison, tensors=tensors)
+    return dict(event="gradients", comparison=comparison, tensors=distances(own, other))
 
 
 def derivatives_of(run: TrainingRun) -> dict:
     """Returns the event of numeric derivatives beside autograd's."""
-    noise = noise_of(run)
-    directions = {
-        name: [derivative_of(run, name, number, noise) for number in range(run.directions)]
-        for name in run.weights
-    }
-    return dict(event="gradients", comparison="dropout", directions=directions, loss_noise=noise)
-
-
-def derivative_of(run: TrainingRun, name: str, number: int, noise: float) -> list[float]:
-    """Returns [numeric derivative, its uncertainty, by autograd] along a tensor's random direction
-    of that number."""
-    value = run.weights[name]
-    gradient = run.gradients.get(name, torch.zeros(value.shape, dtype=torch.float64))
-    size = value.square().mean().sqrt().item()
-    direction = size * torch.randn(value.shape, generator=seeded(f"{name} {number}"))
-    usual = size * gradient.norm().item()  # the slope of a random direction, about
-    towards = partial(loss_towards, run, {name: direction})
-    estimate = numeric.derivative_along(towards, usual, noise)
-    return [*estimate, (gradient * direction).sum().item()]
-
-
-def noise_of(run: TrainingRun) -> float:
-    """Returns the standard deviation of the loss by rounding alone."""
-    offsets = [jitter(run.weights, number) for number in range(numeric.JITTERS)]
-    return numeric.noise([run.loss_at(offset) for offset in offsets])
-
-
-def jitter(weights: dict[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
-    """Returns offsets that are tiny relative to the weights; each number has others."""
-    offsets = {}
-    for name, value in weights.items():
-        noise = torch.randn(value.shape, generator=seeded(f"{name} jitter {number}"))
-        offsets[name] = numeric.JITTER * value * noise
-    return offsets
-
-
-def loss_towards(run: TrainingRun, direction: dict[str, torch.Tensor], distance: float) -> float:
-    """Returns the loss at the run's weights plus `distance` times a direction."""
-    return run.loss_at({name: distance * part for name, part in direction.items()})
+    numeric = Derivatives(run.loss_at, run.weights)
+    directions = {}
+    for name, weight in run.weights.items():
+        gradient = run.gradients.get(name, torch.zeros(weight.shape, dtype=torch.float64))
+        directions[name] = [
+            numeric.along(name, gradient, number) for number in range(run.directions)
+        ]
+    return dict(
+        event="gradients", comparison="dropout", directions=directions, loss_noise=numeric.noise
+    )
 
 
 def load(path: str, name: str) -> ModuleType:
@@ -388,7 +333,18 @@ def load(path: str, name: str) -> ModuleType:
     return module
 
 
-class Check:
+def can_compile(script: ModuleType) -> bool:
+    return hasattr(script.Config, "compile")
+
+
+def uncompiled(script: ModuleType) -> list[str]:
+    """Returns the option without which a script compiles; none for one that never does."""
+    if can_compile(script):
+        return ["--no-compile"]
+    return []
+
+
+class ScriptCheck:
     """The runs of one script that are compared."""
 
     def __init__(self, args: argparse.Namespace, folder: Path):
@@ -401,8 +357,10 @@ class Check:
     def events(self) -> list[dict]:
         """Returns the comparisons; the last run leaves its record in the folder."""
         reference = self.reference()
-        given = canonical(reference.weights) if reference else None
-        plain = self.run("--dropout", "0", *self.no_compile, given=given)
+        given = None
+        if reference:
+            given = canonical(reference.weights)
+        plain = self.run("--dropout", "0", *uncompiled(self.script), given=given)
         events = self.against("uncompiled to reference", plain, reference)
         if self.compiles:
             # Random numbers, as of sampled classes, have to be those of the uncompiled script.
@@ -415,13 +373,9 @@ class Check:
         return events
 
     @property
-    def no_compile(self) -> list[str]:
-        return ["--no-compile"] if hasattr(self.script.Config, "compile") else []
-
-    @property
     def compiles(self) -> bool:
         """Whether the script is one that compiles, with these options."""
-        return bool(self.no_compile) and "--no-compile" not in self.args.options
+        return can_compile(self.script) and "--no-compile" not in self.args.options
 
     def reference(self) -> TrainingRun | None:
         """Returns a run of the reference, uncompiled, in float32, on the batches of all ranks; None
@@ -430,26 +384,42 @@ class Check:
             return None
         script = load(self.args.reference, "reference")
         options = ["--device", self.args.device, *self.size_options(RANKS), "--dropout", "0"]
-        if hasattr(script.Config, "compile"):
-            options += ["--no-compile", "--dtype", "float32"]
+        options += ["--results-dir", str(self.folder / "reference"), *uncompiled(script)]
+        if can_compile(script):  # 00, which can't, has no other type
+            options += ["--dtype", "float32"]
         run = TrainingRun(script, self.sizes, None)
-        run.train([*options, "--results-dir", str(self.folder / "reference")])
+        run.train(options)
         return run
 
     def run(self, *options: str, given: dict | None, directions: int = 0) -> TrainingRun:
         """Returns a run of the script, whose record is then `record`."""
-        self.runs += 1  # each has folders of its own, where the options name any
-        scratch = str(self.args.results_dir.parent)
-        own = [word.replace(scratch, f"{self.folder}/{self.runs}") for word in self.args.options]
-        run = TrainingRun(self.script, self.sizes, given, directions)
-        sizes = self.size_options(1)
+        self.runs += 1
         records = self.folder / f"records-{self.runs}"
-        log = ["--eval-freq", str(10**6), "--results-dir", str(records)]
-        run.train([*own, "--device", self.args.device, *sizes, *options, *log])
+        run = TrainingRun(self.script, self.sizes, given, directions)
+        run.train(
+            [
+                *self.own_options(self.folder / str(self.runs)),
+                *("--device", self.args.device),
+                *self.size_options(1),
+                *options,
+                *("--eval-freq", str(10**6)),
+                *("--results-dir", str(records)),
+            ]
+        )
         if directions and not run.derivatives:
             raise RuntimeError(f"the script made {run.steps} steps in place of {STEPS}")
         self.record = next(records.glob("*.jsonl"), None)  # rank 0 alone writes one
         return run
+
+    def own_options(self, scratch: Path) -> list[str]:
+        """Returns the options of the script with a folder of this run's own in the place of the one
+        around --results-dir, such as for checkpoints: the next run mustn't find them."""
+        options = []
+        for word in self.args.options:
+            if word == str(self.args.results_dir.parent):
+                word = str(scratch)
+            options.append(word)
+        return options
 
     @property
     def sizes(self) -> dict:
@@ -510,19 +480,13 @@ def worst_of(ranks: tuple[dict, ...]) -> dict:
     return worst
 
 
-def error_of(comparison: list[float]) -> float:
-    """Returns how far a tensor's gradient is off; infinite where it isn't a number."""
-    return or_infinite(comparison[0])
-
-
 def distance_of(directions: list[list[float]]) -> float:
-    """Returns how far a tensor's derivatives are off; infinite where they aren't numbers."""
-    return or_infinite(sum(abs(numeric - autograd) for numeric, _, autograd in directions))
-
-
-def or_infinite(distance: float) -> float:
-    """Returns a distance; infinity in place of NaN, which max() may pass over."""
-    return np.inf if np.isnan(distance) else distance
+    """Returns how far a tensor's derivatives are off, in all; infinite in place of NaN, which max()
+    may pass over."""
+    distance = sum(abs(numeric - autograd) for numeric, _, autograd in directions)
+    if math.isnan(distance):
+        return math.inf
+    return distance
 
 
 def shortened(event: dict) -> str:
@@ -560,18 +524,17 @@ def parse() -> argparse.Namespace:
     )
     args = parser.parse_args()
     # Of the script's own options these two are read here, and others left as they are.
-    known = argparse.ArgumentParser(allow_abbrev=False)
-    known.add_argument("--device", default="cpu")
-    known.add_argument("--results-dir", type=Path, required=True)
-    _, args.options = known.parse_known_args(args.options, namespace=args)
+    shared = argparse.ArgumentParser(allow_abbrev=False)
+    shared.add_argument("--device", default="cpu")
+    shared.add_argument("--results-dir", type=Path, required=True)
+    _, args.options = shared.parse_known_args(args.options, namespace=args)
     return args
 
 
 def main() -> None:
     args = parse()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        check = Check(args, folder)
+        check = ScriptCheck(args, Path(name))
         try:
             events = worst_of_ranks(check.events())
         except Refused as reason:

@@ -1,6 +1,7 @@
 """Are the gradients of every script right, compiled, and with dropout?"""
 
 from argparse import ArgumentParser
+from functools import partial
 from pathlib import Path
 
 from bench.analysis.gradients import Verdict, verdict_of
@@ -16,7 +17,10 @@ from gpt_speed.tables import Column, Table
 from patches import stack
 
 DRIVER = ROOT / "bench" / "measure" / "gradients.py"
-NUMERIC = ROOT / "gpt_speed" / "numeric.py"  # which the driver imports
+IMPORTED = [  # by the driver
+    ROOT / "gpt_speed" / "numeric.py",
+    ROOT / "gpt_speed" / "gradients" / "tolerance.py",
+]
 IN_REPORT = "memory", "dropout", "head"  # the groups that a report on a GPU checks next to 01
 COMPARISONS = "compiled to uncompiled", "uncompiled to reference", "compiled to reference"
 OWN_TYPE = "precision"  # the group of the variants that have types of their own
@@ -64,7 +68,7 @@ class Gradients(Study):
         return words
 
     def imports(self, run: Run) -> list[Path]:
-        return [NUMERIC]
+        return IMPORTED
 
     def summary(self, record: Record, plan: Plan) -> str:
         return verdict_of(record).text
@@ -108,15 +112,15 @@ class VerdictCells:
 
     def column(self, comparison: str) -> Column:
         """Returns the column of how far a comparison's worst tensor is off."""
-        return Column(comparison, lambda row: self.figure(row, comparison))
+        return Column(comparison, partial(self.figure, comparison))
 
     def dropout(self, row: Row) -> str:
         reason = unchecked_dropout(row.run)
         if reason and not row.error:
             return reason
-        return self.figure(row, "dropout")
+        return self.figure("dropout", row)
 
-    def figure(self, row: Row, comparison: str) -> str:
+    def figure(self, comparison: str, row: Row) -> str:
         verdict = self.verdicts.get(row.run.name)
         if not verdict:
             return ""
@@ -196,7 +200,9 @@ def unchecked(run: Run, gradients: str) -> str | None:
     """Returns why gradients of a variant can't be checked, by its header, "Unchecked: all, REASON":
     "all" of them, or those with "dropout". Returns None where they can."""
     which, _, reason = header_of(run).get("Unchecked", "").partition(", ")
-    return f"not checkable, {reason}" if which == gradients else None
+    if which != gradients:
+        return None
+    return f"not checkable, {reason}"
 
 
 def unchecked_dropout(run: Run) -> str | None:
@@ -212,5 +218,7 @@ def reference_of(setup: Setup, run: Run) -> Path | None:
     trains_another_model = run.loss == "changes" and run.stage != "02"
     if run.stage == "00" or trains_another_model:
         return None
-    reference = "00" if run.stage == "01" else "01"
+    reference = "01"
+    if run.stage == "01":
+        reference = "00"
     return setup.write_script(setup.scripts.stage(reference))

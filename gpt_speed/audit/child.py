@@ -106,7 +106,12 @@ class Steps:
 
     def begin_model(self, model, *_, **__):
         """A hook before DistributedDataParallel wraps a model; returns one for after it."""
-        return lambda: self.models.append(model)
+
+        def end() -> None:
+            if hasattr(model, "require_backward_grad_sync"):  # else it has failed
+                self.models.append(model)
+
+        return end
 
     def begin_fetch(self, loader):
         """A hook before a DataLoader gives a batch; returns one for after it."""

@@ -45,8 +45,10 @@ def main() -> None:
     set_seeds()
     set_hooks(keeper)
     register_optimizer_step_pre_hook(partial(begin_update, keeper))
-    error = script.run_script(sys.argv[2:])
-    finish(keeper, dict(how="failed" if error else "ended", error=error))
+    how, error = "ended", script.run_script(sys.argv[2:])
+    if error:
+        how = "failed"
+    finish(keeper, dict(how=how, error=error))
 
 
 def set_seeds() -> None:

@@ -52,8 +52,8 @@ def hook_autocast(keeper: Keeper) -> None:
 
 
 def hook_uncompiled(keeper: Keeper) -> None:
-    """Keeps the calls of modules, and counts those of what would compile and of activation
-    checkpointing. The compiler knows that by its identity: it isn't replaced for it."""
+    """Keeps the calls of modules; counts those of torch.compile and of activation checkpointing.
+    The compiler knows checkpoint() by its identity, so it is replaced only here."""
 
     def count_compile(*_, **__) -> None:
         keeper.facts.compiles += 1

@@ -2,6 +2,7 @@
 
 import sys
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -47,9 +48,8 @@ class Keeper:
     def is_in_backward(self) -> bool:
         return self.backward_depth > 0
 
-    def begin_backward(self, *args, **kwargs):
+    def begin_backward(self, tensors=None, *_, **__) -> Callable[[], None]:
         """Is called before torch.autograd.backward; returns what is called after it."""
-        tensors = args[0] if args else kwargs.get("tensors")
         first = next(iter(tree_leaves(tensors)), None)
         if self.facts.loss is None and first is not None and first.numel() == 1:
             self.facts.loss = first.item()

@@ -34,9 +34,11 @@ def screen(answer: Answer) -> str:
 
 def line_of(check: Check) -> str:
     """Writes one comparison."""
-    state = "wrong" if check.wrong else "right"
     if not check.judged:
         return f"{check.name}: nothing could be told, for rounding"
+    state = "right"
+    if check.wrong:
+        state = "wrong"
     tensors = f"{check.judged} of {counted(check.of, 'tensor')}"
     line = f"{check.name}: {state}, {tensors}, the worst is off by {check.worst:.0e}"
     if check.rounding is None:

@@ -96,9 +96,9 @@ def gradients(command: list[str], python: str, minutes: float) -> Answer:
     print(BEGINS.format(script=script_name(command)), file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as folder:
         script = Script(command, python, minutes, Path(folder))
-        comparison = Comparison(script, Answer(command))
-        comparison.compare()
-    return comparison.answer
+        runs = ComparedRuns(script, Answer(command))
+        runs.compare()
+    return runs.answer
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Baseline:
         return replace(self.order, compiled=True, compare=self.file)
 
 
-class Comparison:
+class ComparedRuns:
     """The runs of a script that are compared."""
 
     def __init__(self, script: Script, answer: Answer):
@@ -246,8 +246,8 @@ class Comparison:
         self.answer.checks.append(check)
 
     def find_mends(self) -> None:
-        """Adds to the answer with which of MENDS the first wrong check, if there is one, comes out
-        right."""
+        """Runs the first wrong check, if there is one, with each of MENDS; adds those to the answer
+        with which it comes out right."""
         trial = next((trial for trial, check in self.judged if check.wrong), None)
         if not trial:
             return
@@ -260,8 +260,10 @@ class Comparison:
 
 def coarsest(types: list[str]) -> str:
     """Returns the coarsest of the types of weights."""
-    types = [type for type in types if type in TOLERANCES]
-    return max(types, key=lambda type: TOLERANCES[type].rounding, default="float32")
+    for type in reversed(TOLERANCES):
+        if type in types:
+            return type
+    return "float32"
 
 
 def risks_of(facts: dict, budget: float = 1.0) -> list[str]:

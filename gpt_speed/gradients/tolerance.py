@@ -18,7 +18,7 @@ class Tolerance(NamedTuple):
     floor: float  # how far a tensor may always be off, relative to its norm
 
 
-TOLERANCES = {
+TOLERANCES = {  # from the finest type to the coarsest
     "float64": Tolerance(2**-53, floor=1e-6),
     "float32": Tolerance(2**-24, floor=1e-4),
     "float16": Tolerance(2**-11, floor=8 * 2**-11),
@@ -39,7 +39,7 @@ class Deviation(NamedTuple):
 
 
 def wrong_ones(deviations: dict[str, Deviation]) -> dict[str, float]:
-    """Returns by their names how far those tensors are off that are off too far."""
+    """Returns the errors of the tensors that are off by more than their bounds, by name."""
     return {name: deviation.error for name, deviation in deviations.items() if deviation.is_wrong}
 
 
