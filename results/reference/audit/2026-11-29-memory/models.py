@@ -21,7 +21,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-VOCABULARY = 8000
+VOCABULARY = 1000
 Loss = Callable[[int], torch.Tensor]  # of a random batch of so many samples
 
 
