@@ -383,6 +383,18 @@ def known_norm():
     train(None, lambda *_: matmul() + F.rms_norm(weight, (3072,)).sum(), optimizer=optimizer)
 
 
+def known_loss():
+    """Of logits in 16 bits under autocast, which take 24 MiB."""
+    weight = nn.Parameter(torch.ones(1024, 12 * 1024))
+    targets = torch.zeros(1024, dtype=torch.int64)
+
+    def step(*_):
+        with torch.autocast("cpu", torch.bfloat16):
+            return matmul() + F.cross_entropy(weight.bfloat16(), targets)
+
+    train(None, step, optimizer=torch.optim.SGD([weight]))
+
+
 def kept_result():
     """Of 12 MiB, which lives until the next step makes it anew, as `logits` of many scripts do."""
     weight, result = nn.Parameter(torch.ones(3 * 2**20)), None

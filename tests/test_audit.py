@@ -882,6 +882,16 @@ def test_memory_that_is_known(name, mib, change, tmp_path):
     assert translation.bound == ""
 
 
+def test_the_loss_under_autocast_is_computed_in_16_bits(tmp_path):
+    """At the peak are the weight, the log-softmax of its copy in 16 bits, that in float32, and the
+    gradient of the latter."""
+    translation = translated(Step(toy("known_loss", tmp_path)))
+    allocator = simulate(translation.memory.events(WORKSPACE))
+    assert "the loss's log-softmax in 16 bits" in translation.changes
+    assert allocator.peak_allocated // MIB == 48 + 24 + 48 + 48 + WORKSPACE // MIB
+    assert translation.bound == ""
+
+
 @pytest.mark.parametrize(
     ("number", "options"),
     [

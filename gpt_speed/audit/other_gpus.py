@@ -46,19 +46,27 @@ class LargerBatch(NamedTuple):
 
 
 def memory_on(card: Card, translation: Translation) -> dict:
-    """Returns the bytes that PyTorch `reserved` on a card in steps like the watched one; the `room`
-    that there is; how to read it, as Translation.`bound`; whether it `fits` (None where that isn't
-    known); and all that as a `text`."""
+    """Returns the bytes that PyTorch `reserved` on a card in steps like the watched one, and those
+    of its tensors, `allocated`, at the peak; the `room` that there is; how to read it, as
+    Translation.`bound`; whether it `fits` (None where that isn't known); and all that as a
+    `text`."""
     room, bound = (card.mib - OTHERS) * MIB, translation.bound
     events = translation.memory.events(workspace(card.capability, card.is_amd))
-    reserved = simulate(events).reserved
+    allocator = simulate(events)
     fits: bool | None = can_run(events, room)
     if bound == ABOUT or bound == (AT_LEAST if fits else AT_MOST):
         fits = None
-    text = " ".join(filter(None, (bound, memory_text(reserved, room))))
+    text = " ".join(filter(None, (bound, memory_text(allocator.reserved, room))))
     if fits is False:
         text += ": too much"
-    return dict(reserved=reserved, room=room, bound=bound, fits=fits, text=text)
+    return dict(
+        reserved=allocator.reserved,
+        allocated=allocator.peak_allocated,
+        room=room,
+        bound=bound,
+        fits=fits,
+        text=text,
+    )
 
 
 def can_run(events: list[Event], capacity: int) -> bool:

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 from gpt_speed.audit.graph import Op
 from gpt_speed.audit.step import Step
@@ -17,6 +18,7 @@ UPDATES = "Adam", "AdamW", "SGD"
 HALF = "bfloat16", "float16"
 # What autocast runs in float32 on CUDA, but not on a CPU.
 FLOAT32_ON_CUDA = (
+    "_log_softmax",
     "_softmax",
     "cumsum",
     "exp",
@@ -59,6 +61,7 @@ def translated(step: Step) -> Translation:
         fuse_calls(translation)
         shrink_masks(translation)
         join_updates(translation, step.facts["optimizers"])
+        halve_losses(translation)
         compare_autocast(translation)
     else:
         add_scratch(translation.memory)
@@ -256,6 +259,34 @@ def join_update(memory: StepMemory, begin: int, end: int) -> None:
         storage.born, storage.died = begin, end
 
 
+def halve_losses(translation: Translation) -> None:
+    """Lets F.cross_entropy under autocast compute the log-softmax in 16 bits, and then copy it to
+    float32, as on CUDA (aten/src/ATen/native/LossNLL.cpp sets its type, so that autocast doesn't);
+    a CPU copies the logits first."""
+    ops = translation.memory.ops
+    for index, (copy, softmax) in enumerate(pairwise(ops), 1):
+        is_one_call = copy.call == softmax.call and copy.phase == softmax.phase == "forward"
+        if softmax.name == "_log_softmax" and is_from_half(copy) and is_one_call:
+            halve_loss(translation.memory, index)
+            translation.changes["the loss's log-softmax in 16 bits"] = None
+
+
+def halve_loss(memory: StepMemory, index: int) -> None:
+    """Does so with the log-softmax of this index. What it makes is half as large, and so is its
+    gradient; the copy lives from then on until the loss's gradient is there."""
+    (copied,), (result,) = memory.ops[index - 1].writes, memory.ops[index].writes
+    halved, end = [result], index + 1
+    for later, op in enumerate(memory.ops):
+        if op.phase == "backward" and result in op.reads:
+            if op.name.startswith("nll_loss"):
+                end = later + 1
+            elif op.name == "_log_softmax_backward_data":
+                halved += op.writes
+    for number in halved:
+        memory.storages[number].size //= 2
+    memory.storages[copied].born, memory.storages[copied].died = index, end
+
+
 def compare_autocast(translation: Translation) -> None:
     """Tells what autocast runs in float32 on CUDA, and ran in 16 bits here."""
     ops = translation.memory.ops
@@ -265,6 +296,11 @@ def compare_autocast(translation: Translation) -> None:
         if op.phase == "forward" and op.name in FLOAT32_ON_CUDA and op.type in HALF:
             name = op.name.strip("_")
             translation.bounds[f"{name} in float32, as CUDA's autocast has it"] = AT_LEAST
+
+
+def is_from_half(op: Op) -> bool:
+    """Tells whether it converts 16 bits to float32."""
+    return op.name == "_to_copy" and op.type in HALF and op.outputs[0].type == "float32"
 
 
 def is_to_half(op: Op) -> bool:

@@ -1,0 +1,207 @@
+"""Compute the figures of docs/audit.md that have logs, from results/reference/audit.
+
+    python docs/check_audit.py    # prints its tables
+
+expected.md has what somebody wrote down before each audit, and NAME.txt what the audit printed.
+measured.json has the memory that others measured on GPUs, in MiB; audits.json what audits of the
+same steps predict, and counted.json what counted.py counts without the audit, both in bytes.
+"""
+
+import csv
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from gpt_speed.memory import MIB  # noqa: E402
+from gpt_speed.tables import Column, Table, markdown, num_col, text_col  # noqa: E402
+
+LOGS = ROOT / "results" / "reference" / "audit"
+VERDICTS, MEMORY = LOGS / "2026-11-29", LOGS / "2026-11-29-memory"
+HARDLY_DIFFER = {2, 4, 10, 12, 15}  # techniques that hardly do between programs on a CPU
+OUTCOMES = "right", "arguable", "wrong", "unknown"
+NAMES = {  # of the programs whose memory was measured
+    "gollem-float32": "gollem, float32",
+    "gollem-bfloat16": "gollem, bfloat16 by autocast",
+    "gollem-flash": "gollem, FlashAttention",
+    "gb10": "GB10 notes, gpt2-medium",
+}
+MODELS = dict(
+    lstm="LSTM", unet="U-Net", vit="ViT", t5="T5", mixtral="Mixtral, a mixture of experts"
+)
+
+
+# ---- Verdicts
+
+
+class Verdict(NamedTuple):
+    """What an audit said of one technique in one program."""
+
+    program: str
+    number: int
+    outcome: str  # one of OUTCOMES
+
+
+def verdicts() -> Iterator[Verdict]:
+    """Judges each state that was logged by what was expected."""
+    program, states = "", {}
+    for line in (VERDICTS / "expected.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            program = line[3:]
+            states = states_in((VERDICTS / f"{program}.txt").read_text(encoding="utf-8"))
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[0].isdecimal():
+            number, (expected, others) = int(cells[0]), cells[2:4]
+            yield Verdict(
+                program, number, outcome_of(states[number], expected, others.split(" / "))
+            )
+
+
+def states_in(log: str) -> dict[int, str]:
+    """Returns the state of each technique by its number: in a row of the table, or in a line such
+    as "**has**: #1 causal mask made on the fly; #3 fused AdamW"."""
+    states = {}
+    for numbers, state in re.findall(r"^\| ([\d, ]+) \| [^|]+ \| ([^|]+) \|", log, re.MULTILINE):
+        states |= dict.fromkeys(map(int, numbers.split(", ")), state)
+    for state, techniques in re.findall(r"^\*\*([a-z ]+)\*\*: (#\d.*)", log, re.MULTILINE):
+        states |= dict.fromkeys(map(int, re.findall(r"#(\d+) ", techniques)), state)
+    return states
+
+
+def outcome_of(state: str, expected: str, also_defensible: list[str]) -> str:
+    if state == expected:
+        return "right"
+    if state in also_defensible:
+        return "arguable"
+    return "unknown" if state == "unknown" else "wrong"
+
+
+def verdict_table() -> Table:
+    judged = [*verdicts()]
+    varying = [verdict for verdict in judged if verdict.number not in HARDLY_DIFFER]
+    numbers = ", ".join(map(str, sorted(HARDLY_DIFFER)))
+    rows = [
+        dict(label=f"all {len(judged)}", counts=counts_of(judged)),
+        dict(
+            label="without the five techniques that hardly differ between programs on a CPU"
+            f" ({numbers})",
+            counts=counts_of(varying),
+        ),
+    ]
+    columns = [num_col(outcome, f"counts.{outcome}") for outcome in OUTCOMES]
+    return Table([text_col("", "label"), *columns], rows)
+
+
+def counts_of(judged: list[Verdict]) -> dict[str, int]:
+    counts = Counter(verdict.outcome for verdict in judged)
+    return {outcome: counts[outcome] for outcome in OUTCOMES}
+
+
+def written_verdicts() -> list[Verdict]:
+    """Returns the verdicts as they were written down after the audits, in verdicts.csv."""
+    with open(VERDICTS / "verdicts.csv", encoding="utf-8", newline="") as file:
+        return [
+            Verdict(
+                row["program"], int(row["number"]), row["verdict"].replace("defensible", "arguable")
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+# ---- Memory
+
+
+@cache
+def kept(name: str):
+    return json.loads((MEMORY / name).read_text(encoding="utf-8"))
+
+
+def audited(name: str, card: str) -> dict:
+    """Returns what an audit predicted of a step's memory on a card."""
+    (audit,) = (audit for audit in kept("audits.json") if audit["name"] == name)
+    (row,) = (row for row in audit["rows"] if row["card"] == card)
+    return row
+
+
+def measured_table() -> Table:
+    """The memory that others measured, beside what the audit predicts of the same step."""
+    rows = []
+    for measured in kept("measured.json"):
+        memory = audited(measured["name"], measured["card"])["memory"]
+        for kind in ("allocated", "reserved"):
+            if kind in measured:
+                rows += rows_of(measured, kind, memory[kind] / MIB)
+    columns = [
+        text_col("step", "step"),
+        text_col("GPU", "card"),
+        num_col("batch", "batch"),
+        text_col("MiB", "kind"),
+        num_col("measured", "measured", ",.0f"),
+        num_col("audit", "predicted", ",.0f"),
+        num_col("error", "error", "+.1%"),
+    ]
+    return Table(columns, rows)
+
+
+def rows_of(measured: dict, kind: str, predicted: float) -> list[dict]:
+    """Returns the row of a figure; and, where models of an earlier run still lay on the GPU, that
+    of the figure without them."""
+    row = dict(
+        step=NAMES[measured["name"]],
+        card=measured["card"],
+        batch=measured["batch"],
+        kind=kind,
+        predicted=predicted,
+    )
+    figures = {kind: measured[kind]}
+    if "left" in measured:
+        figures[f"{kind}, less {measured['left']:,.0f} of an earlier run"] = (
+            measured[kind] - measured["left"]
+        )
+    return [
+        row | dict(kind=text, measured=figure, error=predicted / figure - 1)
+        for text, figure in figures.items()
+    ]
+
+
+def sample_table() -> Table:
+    """The MiB that one more sample adds: to the predicted memory, to the tensors that autograd
+    stores, and to what PyTorch's profiler sees allocated at the peak on a CPU."""
+    rows = []
+    for name, title in MODELS.items():
+        small, large = sorted(map(int, kept("counted.json")[name]))
+        memory, counted = audited(name, "H100"), kept("counted.json")[name]
+        row = dict(title=title, batches=f"{small}, {large}")
+        for kind in ("allocated", "reserved"):
+            row[kind] = (memory["larger"][kind] - memory["memory"][kind]) / (large - small) / MIB
+        for kind in ("stored", "peak"):
+            row[kind] = (
+                (counted[str(large)][kind] - counted[str(small)][kind]) / (large - small) / MIB
+            )
+        rows.append(row | dict(difference=row["allocated"] / row["stored"] - 1))
+    columns: list[Column] = [
+        text_col("model", "title"),
+        text_col("batch sizes", "batches"),
+        num_col("stored", "stored", ".2f"),
+        num_col("audit, allocated", "allocated", ".2f"),
+        num_col("to stored", "difference", "+.1%"),
+        num_col("audit, reserved", "reserved", ".2f"),
+        num_col("profiler, peak", "peak", ".2f"),
+    ]
+    return Table(columns, rows)
+
+
+def main() -> None:
+    for table in (verdict_table(), measured_table(), sample_table()):
+        print(markdown(table))
+
+
+if __name__ == "__main__":
+    main()
