@@ -280,6 +280,7 @@ class Children:
     def __init__(self, monkeypatch, build: Path, machine: dict = CPU):
         self.ran, self.calls, self.asked = [], [], []
         self.does, self.stop_at, self.refuses = {}, None, None
+        self.out_of_ram = 0  # programs that Linux has ended for want of RAM; None: it doesn't tell
         self.answers = dict(
             this_machine=machine,
             matmul_peak=PEAK,
@@ -302,12 +303,14 @@ class Children:
 
     def surroundings(self, build: Path) -> dict[str, object]:
         """By its name in the tools, what else differs: the folder that they build in, the one whose
-        processes are theirs, and the order of runs, which here is that of the plan."""
+        processes are theirs, the order of runs, which here is that of the plan, and Linux's
+        counter."""
         modules = ("common", "measure.launch", "measure.plan", "measure.run")
         return {
             **{f"bench.{module}.BUILD": build for module in modules},
             "gpt_speed.children.HOME": build.parent,
             "bench.measure.run.order_seed": lambda id: None,
+            "bench.measure.launch.programs_out_of_ram": lambda: self.out_of_ram,
         }
 
     def run_child(self, command, timeout=None, cores=None, environment=None):

@@ -20,6 +20,7 @@ ORDER = {
         "catalogue",
         "subcommands",
         "processes",
+        "terminal",
         "common",
     ],
     "gpt_speed": [

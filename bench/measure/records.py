@@ -61,7 +61,7 @@ class Status(StrEnum):
     COMPLETE = auto()
     FAILED = auto()
     OUT_OF_MEMORY = auto()
-    TOO_LARGE = auto()  # for the text; or by signal 9, as Linux ends a program for want of RAM
+    TOO_LARGE = auto()  # for the text; or for the RAM, so that Linux has ended it
     NOT_TRIED = auto()  # since it can't run, or since a smaller run shows that it would fail
 
 
