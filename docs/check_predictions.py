@@ -24,14 +24,14 @@ sys.path.insert(0, str(ROOT))
 
 from bench.catalogue import published  # noqa: E402
 from bench.common import write_whole  # noqa: E402
-from bench.predict.reference import (  # noqa: E402
+from bench.predict.prediction import Prediction  # noqa: E402
+from bench.predict.shipped import (  # noqa: E402
     GPT2,
     options_of,
     prediction_of,
     published_others,
     scripts,
 )
-from bench.predict.store import Prediction  # noqa: E402
 from bench.report.pictures import MEMORY, OWN, picture_bytes, rows_of_panels  # noqa: E402
 from bench.report.prediction_tables import beside  # noqa: E402
 from gpt_speed.cards import CARDS  # noqa: E402

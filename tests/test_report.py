@@ -638,7 +638,7 @@ def reference(tmp_path, monkeypatch):
     folder = tmp_path / "reference"
     shutil.copytree(REFERENCE, folder, ignore=shutil.ignore_patterns("*.png", "search*"))
     monkeypatch.setattr(readme, "REFERENCE", folder)
-    monkeypatch.setattr("bench.predict.reference.REFERENCE", folder)
+    monkeypatch.setattr("bench.predict.shipped.REFERENCE", folder)
     return folder
 
 

@@ -9,21 +9,16 @@ from bench.catalogue import GPUS, Run
 from bench.commands import Command
 from bench.common import Machine, has_option
 from bench.measure.plan import Setup
-from bench.predict import reference
+from bench.predict import shipped
 from bench.predict.code_hash import code_of
 from bench.predict.forecast import Forecast, Offer
-from bench.predict.store import (
-    OTHERS,
-    Prediction,
-    Sizes,
-    predict,
-    predict_all,
-    program_of,
-    span,
-)
+from bench.predict.prediction import Prediction, span
+from bench.predict.program import program_of
+from bench.predict.store import Sizes, predict, predict_all
 from bench.subcommands import above_0, number_from, positive
 from gpt_speed.cards import CARDS, Card, named
 from gpt_speed.common import UserError
+from gpt_speed.memory import OTHERS
 from gpt_speed.speed import KINDS, LEAST_BATCH, UNCHECKED
 from gpt_speed.tables import Column, Table, markdown, num_col, text_col, value_col
 from patches import stack
@@ -100,7 +95,7 @@ def list_of_cards() -> str:
 def trace_what_pages_show(setup: Setup, sizes: Sizes) -> str:
     """Stores the predictions that the pages show. Returns how many there are. Raises UserError,
     StackError, OSError."""
-    programs = [program_of(setup.scripts, *pair) for pair in reference.wanted()]
+    programs = [program_of(setup.scripts, *pair) for pair in shipped.wanted()]
     return predict_all(programs, setup.results, sizes, setup.args.retrace)
 
 
@@ -303,7 +298,7 @@ def runs_on(card: Card, runs: list[Run], setup: Setup) -> list[Run]:
     """Returns what a card trains in place of the scripts, unless the options choose the type."""
     if has_option("--dtype", setup.options):
         return runs
-    return [reference.in_place(run, card) for run in runs]
+    return [shipped.in_place(run, card) for run in runs]
 
 
 def predict_run(run: Run, setup: Setup, sizes: Sizes) -> Prediction:

@@ -7,7 +7,9 @@ from bench import processes
 from bench.catalogue import FLOAT16, in_float16
 from bench.common import has_option, trained_in
 from bench.measure.plan import Setup
-from bench.predict.store import Program, Sizes, largest_that_fits, predict, program_of
+from bench.predict.prediction import largest_that_fits
+from bench.predict.program import Program, program_of
+from bench.predict.store import Sizes, predict
 from gpt_speed.common import UserError
 
 OF_00, OF_01 = 8, 32  # the published batch sizes

@@ -5,10 +5,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 from bench.catalogue import Run, technique_number
-from bench.predict.reference import RESERVE
-from bench.predict.store import OTHERS, Prediction, largest_that_fits
+from bench.predict.prediction import Prediction, largest_that_fits
+from bench.predict.shipped import RESERVE
 from gpt_speed.cards import Card
-from gpt_speed.memory import MemoryNeed
+from gpt_speed.memory import OTHERS, MemoryNeed
 
 GROWING = "14-chunked-head"  # from this technique on a script may reserve more than predicted
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from bench.analysis.folders import rows_in
 from bench.analysis.rows import Row
 from bench.predict.batches import BATCH_OF
-from bench.predict.reference import (
+from bench.predict.prediction import Prediction, largest_that_fits
+from bench.predict.shipped import (
     GPT2,
     in_place,
     kept_of,
@@ -17,7 +18,6 @@ from bench.predict.reference import (
     published_others,
     scripts,
 )
-from bench.predict.store import Prediction, largest_that_fits
 from bench.report.tables import range_text
 from gpt_speed.cards import BY_NAME, CARDS, Card
 from gpt_speed.tables import Table, num_col, text_col

@@ -7,8 +7,8 @@ from operator import itemgetter
 from bench.analysis.gains import Gain, best, gain_of, unclear_variants, variant_key, variant_rows
 from bench.analysis.rows import ratio
 from bench.catalogue import Run, effect_on_loss
-from bench.predict import reference
-from bench.predict.store import Prediction
+from bench.predict import shipped
+from bench.predict.prediction import Prediction
 from bench.report.tables import spread
 from bench.report.technique_pages import GPU, links_of, memory_text, speed_text
 from gpt_speed.cards import CARDS
@@ -236,14 +236,14 @@ def predicted_gains() -> list[tuple[Run, Gain]]:
     """Returns what each variant whose prediction is stored gains on an H100, over what it is
     compared to. Raises UserError, StackError."""
     gains = []
-    base, variants = reference.scripts().stage("01"), reference.variants()
+    base, variants = shipped.scripts().stage("01"), shipped.variants()
     by_name: dict[str | None, Run] = {run.name: run for run in variants}
     by_name[base.name] = base
     for run in variants:
-        prediction = reference.kept_of(run.script, [*reference.GPT2, *run.options])
+        prediction = shipped.kept_of(run.script, [*shipped.GPT2, *run.options])
         if prediction:
             other = by_name[run.compared_to]
-            before = reference.prediction_of(other.script, [*reference.GPT2, *other.options])
+            before = shipped.prediction_of(other.script, [*shipped.GPT2, *other.options])
             gains.append((run, gain_over(before, prediction)))
     return gains
 

@@ -1,4 +1,5 @@
-"""The predictions that results/reference/ stores: of which scripts, and what they tell."""
+"""The predictions that come with this repository, in results/reference/: of which scripts, and what
+they tell."""
 
 import json
 from functools import cache
@@ -7,9 +8,12 @@ from pathlib import Path
 from bench.catalogue import GPUS, Run, Scripts
 from bench.common import REFERENCE, Machine
 from bench.predict.batches import OF_01, PUBLISHED
-from bench.predict.store import NAME, OTHERS, Prediction, key_of, largest_that_fits, load
+from bench.predict.prediction import Prediction, largest_that_fits
+from bench.predict.program import key_of
+from bench.predict.store import NAME, load
 from gpt_speed.cards import Card
 from gpt_speed.common import UserError
+from gpt_speed.memory import OTHERS
 
 GPT2 = ["--model", "gpt2"]
 WITHOUT_TENSOR_CORES = ["--dtype", "float32", "--no-compile"]  # 01, on a GPU before 7.0
