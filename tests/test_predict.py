@@ -24,7 +24,7 @@ from bench.common import REFERENCE
 from bench.predict import meta_patches, prediction, program, shipped, store
 from bench.predict.code_hash import code_of
 from bench.predict.prediction import BATCHES, Prediction, largest_that_fits
-from bench.predict.program import Untraceable, at_batch, key_of, program_of
+from bench.predict.program import Program, Untraceable, at_batch, key_of, program_of
 from bench.predict.store import Sizes, predict_all
 from bench.predict.trace import Recorder
 from bench.report import prediction_tables
@@ -138,7 +138,7 @@ def predicted(tmp_path, monkeypatch):
         asked.extend([(text, options, [*batches])] if batches else [])
         traces = {batch: trace_of(text, batch) for batch in batches}
         if any(trace is None and batch not in optional for batch, trace in traces.items()):
-            raise UserError("it can't be traced")
+            raise Untraceable("it can't be traced")
         return {batch: trace for batch, trace in traces.items() if trace}
 
     monkeypatch.setattr(program, "run_traces", run_traces)
@@ -206,6 +206,41 @@ def test_sizes_that_a_script_refuses_are_left_out(predicted):
     for script, batch in (("refuses", 2), ("bad", None)):
         with pytest.raises(UserError, match="traced"):
             predicted.predict(script, [], Sizes(batch=batch))
+
+
+def test_a_size_that_a_script_refuses_is_asked_for_once(predicted):
+    for _ in range(2):
+        predicted.predict("refuses", [], Sizes(1))
+    assert [sizes for _, _, sizes in predicted.asked] == [[8, 16], [1, 2, 4]]
+
+
+def test_what_can_not_be_traced_is_tried_once(predicted):
+    """Until its code is another one, or --retrace asks for it. What was predicted of older code
+    stays."""
+    for _ in range(2):
+        with pytest.raises(UserError, match="^it can't be traced"):
+            predicted.predict("bad")
+    assert len(predicted.asked) == 1
+    for again in (("bad", dict(retrace=True)), ("bad worse", {})):
+        with pytest.raises(UserError, match="^it can't be traced$"):
+            predicted.predict(again[0], **again[1])
+    assert len(predicted.asked) == 3
+    first = predicted.predict("good")
+    with pytest.raises(UserError):
+        predicted.predict("good turned bad", retrace=True)
+    assert predicted.predict("good turned bad") == first == predicted.predict("good")
+    assert len(predicted.asked) == 5
+
+
+def test_a_trace_has_a_time_limit(monkeypatch):
+    """For each batch size as much."""
+    run_child, hangs = children.run_child, [sys.executable, "-c", "import time; time.sleep(300)"]
+    monkeypatch.setattr(
+        children, "run_child", lambda command, *args, **how: run_child(hangs, *args, **how)
+    )
+    monkeypatch.setattr(program, "TRACE_SECONDS", 0.25)
+    with pytest.raises(UserError, match="^what it takes can't be predicted: .* within 0.5 s$"):
+        program.run_traces(b"", SMALL, [1, 2])
 
 
 def test_the_code_of_a_script():
@@ -299,12 +334,12 @@ def test_all_are_predicted(predicted):
     text = predicted.file.read_text()
     predicted.file.write_text(text.replace(code_of(b"b"), "before"))
     predicted.all(names)
-    assert traced() == {b"b", b"bad"} and predicted.file.read_text() == text
+    assert traced() == {b"b"} and predicted.file.read_text() == text
     predicted.all(names, retrace=True)
     assert traced() == {b"a", b"b", b"bad", b"odd"} and predicted.file.read_text() == text
     with pytest.raises(KeyboardInterrupt):
         predicted.all(["new", "interrupts"])
-    assert list(json.loads(predicted.file.read_text())) == ["a", "b", "odd", "new"]
+    assert list(json.loads(predicted.file.read_text())) == ["a", "b", "bad", "odd", "new"]
 
 
 def test_what_is_committed():
@@ -385,11 +420,8 @@ def test_batches_of_one_process():
     """Larger ones follow from two; none depends on those before it, nor on one that is refused."""
     text = shallow("13-loss-in-graph")  # after it small batches have fewer chunks of logits
     events = [trace["events"] for trace in program.run_traces(text, SMALL, [8, 16, 32]).values()]
-    assert (
-        at_batch(32, *events[:2])
-        == events[2]
-        == program.run_traces(text, SMALL, [32])[32]["events"]
-    )
+    (alone,) = program.run_traces(text, SMALL, [32]).values()
+    assert at_batch(32, *events[:2]) == events[2] == alone["events"]
     options = [*SMALL, "--micro-batches", "4", "--no-compile"]
     traces = program.run_traces(shallow("step-accumulation"), options, [2, 4], optional=[2])
     assert traces.keys() == {4} and traces[4]["tokens"] == 4 * 256
@@ -416,8 +448,9 @@ def test_batches_of_one_process():
     ],
 )
 def test_what_can_not_be_traced_is_said_in_a_line(name, options, says):
-    with pytest.raises(UserError, match=f"^.*{re.escape(says)}.*$"):
+    with pytest.raises(UserError, match=f"^.*{re.escape(says)}.*$") as refusal:
         traced(name, [*SMALL, *options])
+    assert isinstance(refusal.value, Untraceable) is says.endswith(("can", "can't", "traced"))
 
 
 @pytest.mark.parametrize(
@@ -844,7 +877,7 @@ def test_rules_count_what_differs():
 
 def test_sizes_of_two_scripts_do_not_mix(monkeypatch, tmp_path):
     """A stored prediction of an older script that lacks a size is made anew as a whole."""
-    program = store.Program("made-up", b"now", [])
+    program = Program("made-up", b"now", [])
     sizes = {size: MemoryNeed(0, 1) for size in BATCHES}
     older = Prediction(sizes, {}, 16, 1, code_of(b"before"))
     newer = older._replace(code=code_of(b"now"))
