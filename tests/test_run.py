@@ -810,7 +810,7 @@ def test_command(place, changes, launcher):
 
     place.children.does["a"] = leave
     study = Toy(plan)
-    study.environment = {"OWN": "1"}
+    study.variables = {"OWN": "1"}
     study.cores = lambda run: 2 * run.processes
     place.run(study)
     (call,) = place.children.calls

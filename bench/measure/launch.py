@@ -105,7 +105,7 @@ def run_job(
         cache = compiler_cache(job, measurement)
         begin = begin_event(job, measurement, command, cache)
         append(journal, begin)
-        environment = cache_variables(cache) | study.environment | job.run.variables
+        environment = cache_variables(cache) | study.variables | job.run.variables
         timeout = HANG_SECONDS + 5 * length.seconds
         ended = run_until(timeout, command, study.cores(job.run), environment)
         check_inputs(job.run, measurement, study, setup)

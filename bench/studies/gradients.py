@@ -33,7 +33,7 @@ class Gradients(Study):
     rounds = {"cuda": 1, "cpu": 1}
     tokens = None
     reads_tokens = False  # the driver has a text of its own
-    environment = {
+    variables = {
         # Scripts share what they compile, so that a variant of the optimizer takes seconds.
         "TORCHINDUCTOR_CACHE_DIR": str(BUILD / "compiler-cache" / "gradients"),
         "OMP_NUM_THREADS": "1",  # in so small a model threads would wait for each other

@@ -127,7 +127,7 @@ class Profile(Study):
     position = 30
     rounds = {"cuda": 1, "cpu": 1}
     tokens = None
-    environment = {"TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE": "1"}  # a CPU's fused loops, by name
+    variables = {"TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE": "1"}  # a CPU's fused loops, by name
 
     def plans(self, setup: Setup) -> Plans:
         if setup.args.max_tokens and not setup.in_report:
