@@ -10,6 +10,7 @@ from textwrap import fill
 
 from bench.analysis.folders import newest_in
 from bench.analysis.rows import Row, Rows
+from bench.catalogue import Run
 from bench.common import short_name
 from bench.report.notes import WIDE_MARK
 from bench.report.tables import factor_text, picture_name
@@ -131,14 +132,18 @@ def add_legend(subfigure, colours: dict[str, str], *more) -> None:
 
 
 def colour_legend(subfigure) -> None:
-    """Adds a legend of the colours that colour_of returns."""
+    """Adds a legend of the colours that significance_colour returns."""
     add_legend(
         subfigure,
         {"significantly faster": OWN, "significantly slower": ERROR, "not significant": UNSURE},
     )
 
 
-def colour_of(row: Row) -> str:
+def script_colour(run: Run) -> str:
+    return COLOURS.get(run.stage or "", OTHER)
+
+
+def significance_colour(row: Row) -> str:
     return dict(faster=OWN, slower=ERROR).get(row.significance or "", UNSURE)
 
 
@@ -240,7 +245,7 @@ def draw_speed_factors(axes, rows: list[Row]) -> None:
             fill(row.label, 36, break_on_hyphens=False),
             row.factor,
             factor_text(row),
-            colour_of(row),
+            significance_colour(row),
             whisker=row.interval or (),
         )
         for row in rows

@@ -12,10 +12,10 @@ from bench.report.pictures import (
     LIGHT,
     Palette,
     colour_legend,
-    colour_of,
     lay_rows,
     load_pyplot,
     rows_of_panels,
+    significance_colour,
 )
 from bench.report.tables import marked
 from gpt_speed.common import listed
@@ -160,7 +160,7 @@ def draw_memory(axes, rungs: list[Rung], palette: Palette) -> None:
 
 def machine_picture(title: str, rows: Rows):
     shown = printed(rows)
-    rungs = rungs_of(shown, list(map(colour_of, shown)))
+    rungs = rungs_of(shown, list(map(significance_colour, shown)))
     figure, subfigure, _ = draw(rungs, title, heading_of(shown))
     colour_legend(subfigure)
     return figure

@@ -446,14 +446,14 @@ def provenance_note(peer: Peer, facts: dict) -> str:
 
 def speed_bar(row: Row) -> Bar:
     text = speed_and_factor(row.tok_per_sec, factor_text(row))
-    return Bar(row.label, row.tok_per_sec, text, colour_of(row.run), row.speeds)
+    return Bar(row.label, row.tok_per_sec, text, program_colour(row.run), row.speeds)
 
 
 def memory_bar(row: Row) -> Bar:
     return Bar("", row.reserved_gb, GB.cell(row) or "n/a", MEMORY)
 
 
-def colour_of(run: Run) -> str:
+def program_colour(run: Run) -> str:
     """Returns the colour of 00, of 01 and its variant, or of others' programs."""
     if "peer" in run.facts:
         return OTHER

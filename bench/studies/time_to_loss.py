@@ -21,6 +21,7 @@ from bench.report.pictures import (
     key,
     place_of,
     rows_of_panels,
+    script_colour,
 )
 from bench.report.tables import RUN, SPEED
 from bench.report.to_loss import LOWEST_LOSS, speedup_to_loss, time_columns
@@ -188,17 +189,13 @@ def seconds_or_never(row: Row, target: float) -> float:
     return row.seconds_to(target, with_first_step=True) or math.inf
 
 
-def bar_colour(row: Row) -> str:
-    return {"00": COLOURS["00"], "01": COLOURS["01"]}.get(row.run.stage or "", OTHER)
-
-
 def draw_speeds(axes, rows: list[Row]) -> None:
     bars = [
         Bar(
             fill(row.label.replace("+", " + "), 36, break_on_hyphens=False),
             row.tok_per_sec,
             fmt(row.tok_per_sec, ",.0f"),
-            bar_colour(row),
+            script_colour(row.run),
             whisker=row.speeds,
         )
         for row in rows
@@ -215,7 +212,7 @@ def draw_times(axes, rows: list[Row], target: float) -> None:
             "",
             row.seconds_to(target),
             time_text(row, target),
-            bar_colour(row),
+            script_colour(row.run),
             whisker=[arrival.training for arrival in row.arrivals(target) if not arrival.missed],
             behind=row.seconds_to(target, with_first_step=True) or 0,
         )
