@@ -50,7 +50,8 @@ class Run:
     compared_to: str | None = None  # the name of an earlier run
     error: str | None = None  # why it can't run
     python: str | Path | None = None  # of which environment (None: that of measure.py)
-    facts: dict[str, Any] = field(default_factory=dict, hash=False)  # for its study alone
+    # What its study has set for it. The journal keeps it: other facts are another run.
+    facts: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def replace(self, **changes) -> "Run":
         return replace(self, **changes)
@@ -218,7 +219,7 @@ class Scripts:
         for number, patch in enumerate(stack.load(), 1):
             if patch.published:  # else it is expected to be as fast as the one before
                 speed = patch.published.tok_per_sec / patch.published.gpus
-            runs.append(technique_run(number, patch, speed, gpus if patch.name == "ddp" else 1))
+            runs.append(technique_run(number, patch, speed, gpus))
         return runs
 
     def select(self, techniques: str | None, runs: list[Run]) -> list[Run]:
@@ -263,10 +264,11 @@ class Scripts:
     @staticmethod
     def float16(run: Run) -> Run:
         """Returns 01 or 02, composed with FLOAT16."""
+        script = FLOAT16  # which is a variant of 01
+        if run.stage == "02":
+            script = Recipe(("02", FLOAT16)).name
         return run.replace(
-            name=f"{run.name}-{FLOAT16}",
-            label=f"{run.label} with {FLOAT16}",
-            script=FLOAT16 if run.stage == "01" else Recipe(("02", FLOAT16)).name,
+            name=f"{run.name}-{FLOAT16}", label=f"{run.label} with {FLOAT16}", script=script
         )
 
     def find(self, name: str, machine: Machine) -> Run:
@@ -321,16 +323,16 @@ def numbers_in(text: str) -> range:
     return range(int(first), int(last or first) + 1)
 
 
-def technique_run(number: int, patch: stack.Patch, speed: float, processes: int) -> Run:
+def technique_run(number: int, patch: stack.Patch, speed: float, gpus: int) -> Run:
     """Returns the script after a technique, which is expected to train at `speed` tok/sec on each
-    A100."""
+    A100; DDP's on so many GPUs."""
     is_ddp, figures = patch.name == "ddp", patch.published
+    processes, words = 1, re.sub("^[0-9]+-", "", patch.name).replace("-", " ")
+    if is_ddp:
+        processes, words = gpus, "DDP"
     published_speed = None
     if figures and figures.gpus == processes:
         published_speed = figures.tok_per_sec
-    words = re.sub("^[0-9]+-", "", patch.name).replace("-", " ")
-    if is_ddp:
-        words = "DDP"
     return Run(
         name=Path(stack.file_of(patch.name)).stem,
         label=f"{number} {words}",
@@ -384,7 +386,9 @@ def choices_of(script: str, patches: list[stack.Patch], typed: list[str]) -> lis
 def runs_of(choices: list[Choice], base: Run, machine: Machine) -> list[Run]:
     """Returns `base` and the runs of these variants of it. Before a variant without dropout comes
     `base` without dropout. Raises UserError where two would have one name."""
-    base = as_baseline(base, machine)
+    base = base.replace(published=None, loss=None)
+    if base.torchrun and machine["gpus"] == 1:
+        base = base.replace(error="needs two or more GPUs")
     runs = [base]
     for choice in choices:
         reference = at_dropout_of(choice.options, base)
@@ -405,13 +409,6 @@ def variants_of(base: Run, group: str | None = None) -> dict[str, stack.Patch]:
         and "Group" in patch.fields
         and group in (None, patch.fields["Group"])
     }
-
-
-def as_baseline(base: Run, machine: Machine) -> Run:
-    """Returns 01 or 02 as what variants are compared to on a machine."""
-    is_alone = base.torchrun and machine["gpus"] == 1
-    error = "needs two or more GPUs" if is_alone else None
-    return base.replace(published=None, loss=None, error=error)
 
 
 def variant_run(choice: Choice, reference: Run, machine: Machine) -> Run:

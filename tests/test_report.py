@@ -30,7 +30,7 @@ from bench import cli
 from bench.analysis import claims
 from bench.analysis.folders import newest_in, rows_in
 from bench.analysis.gains import Gain
-from bench.analysis.rows import Rows, printed
+from bench.analysis.rows import Goal, Rows, printed
 from bench.analysis.totals import totals_in
 from bench.common import REFERENCE
 from bench.measure.journal import read_journal
@@ -874,7 +874,7 @@ def test_the_xeons_typed_count_of_variants_is_that_of_the_logs():
 def speedup_to_loss(machine: str, label: str) -> str:
     """Of the row whose label begins so, to the first target."""
     (speedup,) = {
-        f"{row.speedup(next(iter(row.plan.targets.values()))).factor:.1f}×"
+        f"{row.speedup(Goal(next(iter(row.plan.targets.values())))).factor:.1f}×"
         for rows in newest_in(REFERENCE / machine, "time-to-loss")
         for row in rows
         if row.label.startswith(label)

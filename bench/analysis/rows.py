@@ -55,7 +55,7 @@ class Goal(NamedTuple):
     """A validation loss to come to, and whether the first step's compilation counts."""
 
     loss: float
-    with_first_step: bool
+    with_first_step: bool = False
 
 
 class Arrival(NamedTuple):
@@ -390,9 +390,8 @@ class Row(Figures):
             self.reference.run, self.run, on_gpu=bool(self.measured.machine["gpus"])
         )
 
-    def speedup(self, target: float | None = None, with_first_step: bool = False) -> "Speedup":
-        """Returns how many times as fast as its reference it is, or comes to a target."""
-        goal = None if target is None else Goal(target, with_first_step)
+    def speedup(self, goal: Goal | None = None) -> "Speedup":
+        """Returns how many times as fast as its reference it is, or comes to a goal."""
         if goal not in self.speedups:
             self.speedups[goal] = Speedup(self, self.reference, goal)
         return self.speedups[goal]

@@ -20,7 +20,7 @@ from gpt_speed.cards import CARDS, Card, named
 from gpt_speed.common import UserError
 from gpt_speed.memory import OTHERS
 from gpt_speed.speed import KINDS, LEAST_BATCH, UNCHECKED
-from gpt_speed.tables import Column, Table, markdown, num_col, text_col, value_col
+from gpt_speed.tables import Table, markdown, num_col, text_col, value_col
 from patches import stack
 
 OLDEST = 7.0  # compute capability of the cards that 01 and 02 are for
@@ -42,7 +42,7 @@ ON_SEVERAL = (
 )
 
 
-def count(text: str) -> float:
+def tokens_typed(text: str) -> float:
     """Returns the number in 10e9, 10B, 300m, 1T or 10,000,000. Raises ValueError."""
     number = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)  # before three digits, and no more
     suffix = number[-1:].lower()
@@ -51,7 +51,7 @@ def count(text: str) -> float:
     return float(number)
 
 
-tokens = number_from(1, count, below=1e18)
+tokens = number_from(1, tokens_typed, below=1e18)
 
 
 def prices(text: str) -> list[float]:
@@ -80,7 +80,8 @@ class Predict(Command):
         offers = offers_of(args, names)
         smallest = min(offer.card.mib for offer in offers) - OTHERS
         if args.all:
-            return trace_what_pages_show(setup, Sizes(smallest))
+            wanted = [program_of(setup.scripts, *pair) for pair in shipped.wanted()]
+            return predict_all(wanted, setup.results, Sizes(smallest), args.retrace)
         runs = runs_asked_for(setup, gpus)
         return answer_text(setup, forecasts(setup, offers, runs, Sizes(smallest, args.batch_size)))
 
@@ -90,13 +91,6 @@ def list_of_cards() -> str:
     return "\n".join(
         f"{name}, {card.mib / 1024:.0f} GB: {', '.join(card.names)}" for name, card in CARDS.items()
     )
-
-
-def trace_what_pages_show(setup: Setup, sizes: Sizes) -> str:
-    """Stores the predictions that the pages show. Returns how many there are. Raises UserError,
-    StackError, OSError."""
-    programs = [program_of(setup.scripts, *pair) for pair in shipped.wanted()]
-    return predict_all(programs, setup.results, sizes, setup.args.retrace)
 
 
 def add_gpu_options(parser: ArgumentParser) -> None:
@@ -327,7 +321,7 @@ def table_of(rows: list[Forecast], cards: int, args: Namespace) -> Table:
         text_col("card", "offer.name"),
         num_col("GB", "card_gb", ".0f"),
         text_col("script", "run.label"),
-        Column("batch", lambda row: str(row.batch or "none")),
+        value_col("batch", "batch", batch_text),
         num_col("GB reserved", "reserved_gb", ".2f"),
         num_col("tok/sec, thousands", "speed_of_one"),
         num_col("of all its GPUs", "speed_of_all"),
@@ -337,8 +331,14 @@ def table_of(rows: list[Forecast], cards: int, args: Namespace) -> Table:
     ]
     if cards == 1:
         columns += [num_col(kind, f"speed.shares.{kind}", ".0%") for kind in KINDS]
-    size = f"batch {args.batch_size}" if args.batch_size else "the largest batch, a power of two"
+    size = "the largest batch, a power of two"
+    if args.batch_size:
+        size = f"batch {args.batch_size}"
     return Table(columns, rows, f"{args.model} at {size}:")
+
+
+def batch_text(batch: int) -> str:
+    return str(batch or "none")
 
 
 def notes_of(setup: Setup, rows: list[Forecast]) -> list[str]:

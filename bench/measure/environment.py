@@ -60,8 +60,10 @@ def gpu_needs(build: Build, gpu: Gpu | None, error: str) -> str | None:
     if gpu:
         return kernels_needed(build, gpu)
     gpus = nvidia_smi("name,driver_version")
+    if not gpus and NVIDIA_DRIVER.exists():
+        return NO_ACCESS
     if not gpus:
-        return NO_ACCESS if NVIDIA_DRIVER.exists() else None
+        return None
     name, _, driver = gpus[0].rpartition(", ")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden in ("", "-1"):
@@ -90,9 +92,11 @@ def kernels_needed(build: Build, gpu: Gpu) -> str | None:
 def newer_driver(name: str, driver: str, needing: str, supported: str) -> str:
     """Returns that a GPU needs a newer driver, or another build of PyTorch, one for a CUDA that the
     driver supports: "12020" is 12.2."""
+    need = f"a newer driver for the {name}: {driver} is too old for {needing}"
     command = install(smi_capability(), int(supported))
-    other_way = f"; or, for this driver, {command}" if command else ""
-    return f"a newer driver for the {name}: {driver} is too old for {needing}{other_way}"
+    if command:
+        need += f"; or, for this driver, {command}"
+    return need
 
 
 def smi_capability() -> float:
@@ -158,7 +162,7 @@ def missing_here(machine: Machine, compile_fails: str | None) -> list[str]:
     elif not machine["gpus"]:
         missing.append("an NVIDIA GPU: without one the small model `cpu-demo` runs")
     if compile_fails:
-        how = COMPILERS["cuda" if machine["gpus"] else "cpu"]
+        how = COMPILERS[machine["device"]]
         missing.append(f"torch.compile, which needs {how} ({compile_fails})")
     if not shutil.which("git"):
         missing.append("git, which leave-one-out and patches/stack.py need: `apt install git`")

@@ -68,7 +68,9 @@ def driver_version() -> str | None:
 
 def torch_build() -> environment.Build:
     """Returns what this PyTorch was built for; its kernels only where there is a GPU for them."""
-    kernels = torch.cuda.get_arch_list() if gpu_count() else []
+    kernels: list[str] = []
+    if gpu_count():
+        kernels = torch.cuda.get_arch_list()
     return environment.Build(torch.__version__, torch.version.cuda, kernels)
 
 

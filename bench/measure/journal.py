@@ -209,7 +209,9 @@ def how_it_runs(run: Run) -> tuple:
 def data_of(folder: Path) -> str | None:
     """Returns the SHA-256 of the tokens' meta.json; None where there are none."""
     meta = folder / "meta.json"
-    return common.sha256(meta.read_bytes()) if meta.exists() else None
+    if not meta.exists():
+        return None
+    return common.sha256(meta.read_bytes())
 
 
 def journal_of(results: Path, study: str) -> Path:
@@ -219,15 +221,18 @@ def journal_of(results: Path, study: str) -> Path:
 def read_journal(path: Path) -> list[Measurement]:
     """Reads every measurement in a journal, the oldest first; none where there is no journal. Names
     damaged lines. Raises OSError."""
-    reader = JournalReader(path.parent)
-    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    if not path.exists():
+        return []
+    reader, lines = JournalReader(path.parent), path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
             reader.take(records.parse_event(line, FIELDS))
         except common.DAMAGE as error:
             reader.run = None  # it is as if it had not been
             if number < len(lines):  # the last one is empty, or cut off
-                reason = error if isinstance(error, RecordError) else repr(error)
+                reason = repr(error)
+                if isinstance(error, RecordError):
+                    reason = str(error)
                 print(f"skipped: {relative(path)}, line {number}: {reason}", file=sys.stderr)
     return list(reader.by_id.values())
 
@@ -247,8 +252,9 @@ class JournalReader:
             case "study":
                 self.begin(event)
             case "run":
-                self.run = event if event["id"] in self.by_id else None
-                self.events = []
+                self.run, self.events = None, []
+                if event["id"] in self.by_id:
+                    self.run = event
             case "ran" if self.run:
                 self.add(make_result(self.run, self.events, event), self.by_id[self.run["id"]])
                 self.run = None
@@ -279,7 +285,9 @@ class JournalReader:
 
 def make_result(run: dict, events: list[dict], ran: dict) -> Result:
     """Returns the result that a run's lines tell. Raises ValueError."""
-    outcome = Outcome(Status(ran["outcome"]), ran["error"] or "")
+    outcome, record = Outcome(Status(ran["outcome"]), ran["error"] or ""), None
+    if outcome.complete:
+        record = records.make_record(run["name"], events)
     return Result(
         name=run["name"],
         round=run["round"],
@@ -287,7 +295,7 @@ def make_result(run: dict, events: list[dict], ran: dict) -> Result:
         source_sha256=run["source_sha256"],
         seconds=ran["seconds"],
         outcome=outcome,
-        record=records.make_record(run["name"], events) if outcome.complete else None,
+        record=record,
         matmul_rate=ran["matmul_rate"],
         length=run.get("length"),
         compiled=run.get("compiled"),
@@ -320,9 +328,8 @@ def what_it_tells(measurement: Measurement) -> int:
 def append(path: Path, *events: dict) -> None:
     """Adds events at the end of a journal."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    end = path.read_bytes()[-1:] if path.exists() else b""
     with open(path, "ab") as file:
-        if end not in (b"", b"\n"):  # a crash has cut the last line off
+        if path.read_bytes()[-1:] not in (b"", b"\n"):  # a crash has cut the last line off
             file.write(b"\n")
         file.write("".join(json.dumps(event) + "\n" for event in events).encode())
         file.flush()

@@ -99,8 +99,9 @@ class Plan:
         """Returns the jobs of round `number` in the order in which they run."""
         if self.order is None:
             return jobs
-        is_second = number % 2 == 0
-        first = number - 1 if is_second else number  # of the two rounds that share an order
+        is_second, first = number % 2 == 0, number  # of the two rounds that share an order
+        if is_second:
+            first = number - 1
         random.Random(f"{self.order} {first}").shuffle(jobs)
         if is_second:
             jobs.reverse()
@@ -125,7 +126,9 @@ class Plan:
         """Returns the plan of a journal. Raises one of common.DAMAGE for something else."""
         runs = [Run(**run) for run in plan["runs"]]
         runs = [run.replace(options=tuple(run.options)) for run in runs]
-        growth = Growth(**plan["growth"]) if plan["growth"] else None
+        growth = None
+        if plan["growth"]:
+            growth = Growth(**plan["growth"])
         # JSON has the names of fields as texts.
         batches = {int(size): batch for size, batch in plan["batches"].items()}
         return cls(**plan | dict(runs=runs, growth=growth, batches=batches))

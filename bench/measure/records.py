@@ -295,5 +295,5 @@ def make_record(name: str, events: list[dict]) -> Record:
         raise RecordError("not a whole record")
     if starts[0]["schema"] != 3:
         raise RecordError(f"schema {starts[0]['schema']} is unknown")
-    end = ends[0] if ends else {}
-    return Record(name, starts[0], by_kind.get("log", []), end, by_kind.get("gradients", []))
+    start, end = starts[0], next(iter(ends), {})
+    return Record(name, start, by_kind.get("log", []), end, by_kind.get("gradients", []))

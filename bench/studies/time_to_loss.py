@@ -3,9 +3,10 @@
 import math
 from argparse import ArgumentParser
 from collections.abc import Generator, Sequence
+from functools import partial
 from textwrap import fill
 
-from bench.analysis.rows import Row, Rows
+from bench.analysis.rows import Goal, Row, Rows
 from bench.analysis.tuning import DEFAULT_LOSS
 from bench.catalogue import EPOCHS, Run
 from bench.measure.journal import Measurement
@@ -24,7 +25,7 @@ from bench.report.pictures import (
     script_colour,
 )
 from bench.report.tables import RUN, SPEED
-from bench.report.to_loss import LOWEST_LOSS, speedup_to_loss, time_columns
+from bench.report.to_loss import LOWEST_LOSS, factor_or_bound, time_columns
 from bench.studies import Plans, Study, search
 from gpt_speed.common import UserError
 from gpt_speed.tables import Table, fmt
@@ -73,7 +74,9 @@ class TimeToLoss(Study):
             return
         runs = self.runs(setup)
         length = yield from self.target(setup, runs[0])
-        kind = "variants" if setup.args.names else ""
+        kind = ""
+        if setup.args.names:
+            kind = "variants"
         yield plan_to_target(runs, kind, LOG_TOKENS[setup.device], length)
 
     def target(self, setup: Setup, base: Run) -> Generator[Plan, Measurement, dict]:
@@ -180,7 +183,7 @@ def in_order(rows: Sequence[Row], target: float) -> list[Row]:
     """Returns 00 first, then the slowest to the target before the faster ones."""
     baseline = [row for row in rows if row.run.stage == "00"]
     others = [row for row in rows if row.run.stage != "00"]
-    others.sort(key=lambda row: seconds_or_never(row, target), reverse=True)
+    others.sort(key=partial(seconds_or_never, target=target), reverse=True)
     return baseline + others
 
 
@@ -226,13 +229,16 @@ def title_of(rows: list[Row], target: float) -> str:
     """Returns what a picture shows, and before it the finding: how much faster the best script is
     than 00, or else 01, where that is significant."""
     title = f"Speed, and seconds to a validation loss of {target:.2f}: "
-    best = min(rows, key=lambda row: seconds_or_never(row, target))
+    best = min(rows, key=partial(seconds_or_never, target=target))
     optimized = [row for row in rows if row.run.stage == "01"]
-    speedups = [row.speedup(target, with_first_step=True) for row in (best, *optimized)]
+    goal = Goal(target, with_first_step=True)
+    speedups = [row.speedup(goal) for row in (best, *optimized)]
     speedup = next((speedup for speedup in speedups if speedup.is_significant), None)
     if not speedup or not speedup.factor or not speedup.over:
         return title
-    times = f"{speedup.factor:.1f}" if speedup.factor > 1 else f"{speedup.factor:.2f}"
+    times = f"{speedup.factor:.2f}"
+    if speedup.factor > 1:
+        times = f"{speedup.factor:.1f}"
     one, other = script_of(speedup.row), script_of(speedup.over)
     return f"{one}: {times} times as fast as {other}\n{title}"
 
@@ -247,7 +253,7 @@ def time_text(row: Row, target: float) -> str:
     seconds = row.seconds_to(target, with_first_step=True)
     if not seconds:
         return row.error or "not reached"
-    factor = speedup_to_loss(row, target, with_first_step=True)
+    factor = factor_or_bound(row.speedup(Goal(target, with_first_step=True)))
     if factor:
         return f"{seconds:,.1f} s, {factor}×"
     return f"{seconds:,.1f} s"
