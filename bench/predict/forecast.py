@@ -107,7 +107,9 @@ class Forecast:
         if not self.has_speed:
             return None
         speeds = self.prediction.speeds(batch, card, gpus)
-        return Speed(self.prediction, card, batch, gpus, *speeds) if speeds else None
+        if not speeds:
+            return None
+        return Speed(self.prediction, card, batch, gpus, *speeds)
 
     @property
     def has_speed(self) -> bool:

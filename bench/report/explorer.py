@@ -194,7 +194,12 @@ def prose_by_patch(runs: Iterable[Run]) -> dict[str, str]:
 def trainable_cards() -> list[tuple[str, Card]]:
     """Returns the GPUs that 01 can train on, by memory and capability."""
     cards = [(name, card) for name, card in CARDS.items() if card.capability >= 7]
-    return sorted(cards, key=lambda named: (named[1].mib, named[1].capability))
+    return sorted(cards, key=size_of_card)
+
+
+def size_of_card(named: tuple[str, Card]) -> tuple[int, float]:
+    _, card = named
+    return card.mib, card.capability
 
 
 def as_json(value, levels: int = 0) -> str:

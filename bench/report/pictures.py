@@ -223,7 +223,7 @@ def draw_alternatives(rows: Rows):
     those too uncertain to rank last; of the speed with 95% intervals."""
     base, *others = rows
     shown = [row for row in others if row.factor and row.memory_factor]
-    shown.sort(key=lambda row: (row.speedup().is_wide, -(row.factor or 0)))
+    shown.sort(key=rank_of)
     if not shown:
         return None
     figure, [(subfigure, speed, memory)] = rows_of_panels(
@@ -235,6 +235,11 @@ def draw_alternatives(rows: Rows):
     draw_memory_factors(memory, shown)
     colour_legend(subfigure)
     return figure
+
+
+def rank_of(row: Row) -> tuple[bool, float]:
+    """Returns by what rows are sorted: the fastest first, those that aren't ranked last."""
+    return row.speedup().is_wide, -(row.factor or 0)
 
 
 def draw_speed_factors(axes, rows: list[Row]) -> None:

@@ -130,7 +130,9 @@ def significance_or_error(row: Row) -> str:
 
 def full_table(rows: Sequence[Row]) -> Table:
     """Returns every column that a study of techniques or alternatives may have."""
-    over_baseline = num_col("over the baseline", "factor_baseline", ".2f")
+    over_baseline = [num_col("over the baseline", "factor_baseline", ".2f")]
+    if one_reference(rows):  # the baseline: the column would repeat the speedups
+        over_baseline = []
     return Table(
         [
             RUN,
@@ -140,7 +142,7 @@ def full_table(rows: Sequence[Row]) -> Table:
             Column("speedup", factor_text),
             INTERVAL,
             num_col("speedup, A100", "published_factor", ".2f"),
-            *([] if one_reference(rows) else [over_baseline]),
+            *over_baseline,
             num_col("reserved GB", "reserved_gb", ".2f"),
             num_col("× GB", "memory_factor", ".2f"),
             num_col("first step s", "record.first_step_seconds", ".1f"),
@@ -159,7 +161,10 @@ def full_table(rows: Sequence[Row]) -> Table:
 def short_table(rows: Sequence[Row]) -> Table:
     """Returns the columns of alternatives that a page for readers has; above them a line with those
     that the machine couldn't run."""
-    left_out = ", ".join(f"`{row.label}` ({row.run.error})" for row in rows if row.run.error)
+    left_out = [f"`{row.label}` ({row.run.error})" for row in rows if row.run.error]
+    caption = ""
+    if left_out:
+        caption = f"Not run here: {', '.join(left_out)}."
     return Table(
         [
             value_col("run", "label", as_code, left=True),
@@ -173,5 +178,5 @@ def short_table(rows: Sequence[Row]) -> Table:
             EXPECTED_LOSS,
         ],
         [row for row in rows if not row.run.error],
-        f"Not run here: {left_out}." if left_out else "",
+        caption,
     )

@@ -161,10 +161,9 @@ def memory_text(gain: Gain | None) -> str:
 
 def others_text(gain: Gain | None) -> str:
     """Returns which other techniques a gain is of, too; "" where it is of one."""
-    numbers = gain.together_with if gain else ()
-    if not numbers:
+    if not gain or not gain.together_with:
         return ""
-    return f" with {listed(map(str, numbers))}"
+    return f" with {listed(map(str, gain.together_with))}"
 
 
 def in_italics(gain: Gain, text: str) -> str:

@@ -111,10 +111,6 @@ class Variant:
     def on_cpu(self) -> Gain | None:
         return best(gain for gain in self.gains if gain.device == "cpu")
 
-    @property
-    def on_gpu_or_cpu(self) -> Gain | None:
-        return self.on_gpu or self.on_cpu
-
 
 def is_one(factor: float | None) -> bool:
     """Returns whether a factor is 1 as it is printed."""
@@ -150,16 +146,11 @@ def by_purpose(patches: list[Patch]) -> dict[str, list[Patch]]:
 
 def variants_table(variants: list[Variant]) -> Table:
     """Returns what variants gained; on a GPU only where one of them has a figure of one."""
-    on_gpu = [Column(f"speed, {GPU.name}", speed_on_gpu)]
-    return Table(
-        [
-            text_col("variant", "link"),
-            *(on_gpu if any(variant.on_gpu for variant in variants) else []),
-            Column("speed, CPU", speed_on_cpu),
-            Column("memory", lambda variant: memory_text(variant.on_gpu_or_cpu) or MISSING),
-        ],
-        variants,
-    )
+    columns = [text_col("variant", "link")]
+    if any(variant.on_gpu for variant in variants):
+        columns.append(Column(f"speed, {GPU.name}", speed_on_gpu))
+    columns += [Column("speed, CPU", speed_on_cpu), Column("memory", memory_on_either)]
+    return Table(columns, variants)
 
 
 def speed_on_gpu(variant: Variant) -> str:
@@ -168,7 +159,13 @@ def speed_on_gpu(variant: Variant) -> str:
 
 def speed_on_cpu(variant: Variant) -> str:
     """Writes times the speed, or why it isn't there."""
-    return speed_text(variant.on_cpu) or ("unclear" if variant.is_unclear else MISSING)
+    if variant.is_unclear and not variant.on_cpu:
+        return "unclear"
+    return speed_text(variant.on_cpu) or MISSING
+
+
+def memory_on_either(variant: Variant) -> str:
+    return memory_text(variant.on_gpu or variant.on_cpu) or MISSING
 
 
 def measured_on_gpu() -> Table:

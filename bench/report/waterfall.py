@@ -95,7 +95,9 @@ def is_loss(factor: float | None) -> bool:
 def annotate(axes, place: int, end: float, rung: Rung, palette: Palette) -> None:
     """Writes at the end of a bar what it says: a significant gain in bold and colour, all else
     plainly; on the paper's colour, so that no line runs through it."""
-    style = dict(color=rung.colour, fontweight="bold") if rung.is_significant else {}
+    style: dict[str, str] = {}
+    if rung.is_significant:
+        style = dict(color=rung.colour, fontweight="bold")
     axes.annotate(
         rung.label,
         (end, place),
@@ -186,12 +188,14 @@ def readme_picture(claims: Claims, palette: Palette):
 
 def readme_rungs(rows: list[Row], palette: Palette) -> list[Rung]:
     """Returns the ladder's rungs, with every technique's name where several share one."""
-    colours = [palette.gain if row.speedup().is_significant else palette.memory for row in rows]
-    rungs = rungs_of(rows, colours)
-    return [
-        replace(rung, name=names_of(row.techniques)) if len(row.techniques) > 1 else rung
-        for rung, row in zip(rungs, rows, strict=True)
-    ]
+    rungs = []
+    for row, rung in zip(rows, rungs_of(rows, [palette.memory] * len(rows)), strict=True):
+        if rung.is_significant:
+            rung = replace(rung, colour=palette.gain)
+        if len(row.techniques) > 1:
+            rung = replace(rung, name=names_of(row.techniques))
+        rungs.append(rung)
+    return rungs
 
 
 def names_of(numbers: list[int]) -> str:

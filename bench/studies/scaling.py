@@ -33,7 +33,11 @@ def efficiency_of(row: Row) -> float | None:
     return ratio(row.factor, row.run.processes)
 
 
-def interval_of(row: Row) -> str:
+def efficiency_text(row: Row) -> str:
+    return fmt(efficiency_of(row), ".1%")
+
+
+def interval_text(row: Row) -> str:
     """Returns that in which the efficiency lies with a confidence of 95%."""
     interval = row.speedup_over(row.baseline).interval or ()
     return spread([factor / row.run.processes for factor in interval], ".0%")
@@ -44,12 +48,14 @@ def with_processes(size: int, ddp: Run, machine: Machine) -> Run:
     most, unit = machine["threads"], "cores"
     if machine["gpus"]:
         most, unit = machine["gpus"], "GPUs"
-    return ddp.replace(
+    run = ddp.replace(
         name=f"{ddp.name}-{size}",
         label=f"02, {counted(size, 'process', 'es')}",
         processes=size,
-        error=f"needs {size} {unit}" if size > most else None,
     )
+    if size > most:
+        return run.replace(error=f"needs {size} {unit}")
+    return run
 
 
 def cores_of_each(sizes: list[int], machine: Machine) -> int | None:
@@ -105,8 +111,8 @@ class Scaling(Study):
             SPEED_OR_ERROR,
             RANGE,
             Column("per process", speed_per_process),
-            Column("efficiency", lambda row: fmt(efficiency_of(row), ".1%")),
-            Column("95%", interval_of),
+            Column("efficiency", efficiency_text),
+            Column("95%", interval_text),
             GB._replace(heading="GB per process"),
             LOSS,
         ]

@@ -53,7 +53,9 @@ class Stages(Study):
 
     def notes(self, rows: Rows) -> list[str]:
         epochs = rows.measured.plan.epochs
-        return full_notes(rows, counted(epochs, "epoch") if epochs else None)
+        if not epochs:
+            return full_notes(rows)
+        return full_notes(rows, counted(epochs, "epoch"))
 
     def excerpts(self, rows: Rows) -> dict[str, list[Table]]:
         return {"stages": [scripts_table(latest_runs(rows.measured.folder))]}

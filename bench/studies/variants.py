@@ -58,7 +58,9 @@ class Variants(Study):
 
     def imports(self, run: Run) -> list[Path]:
         """Returns 00 for Trainer's runs, which read tokens, evaluate and measure by it."""
-        return [ROOT / STAGES["00"]] if run.script == PEER else []
+        if run.script != PEER:
+            return []
+        return [ROOT / STAGES["00"]]
 
     def excerpts(self, rows: Rows) -> dict[str, list[Table]]:
         return {picture_name(self.name, rows.measured.kind): [short_table(rows)]}
@@ -88,8 +90,9 @@ def trainer_runs(setup: Setup) -> list[Run]:
 
 def trainer_settings(machine: Machine) -> list[tuple[str, ...]]:
     """Returns the options of each run of Trainer, its defaults first."""
-    tf32 = ("--tf32", "True") if float(machine.get("capability") or 0) >= 8 else ()
-    mixed = ("--bf16", *tf32)
+    mixed: tuple[str, ...] = ("--bf16",)
+    if float(machine.get("capability") or 0) >= 8:
+        mixed = ("--bf16", "--tf32", "True")
     fastest = ("--dtype", trained_in(machine), "--torch_compile")
     settings = [(), mixed, (*mixed, "--torch_compile"), fastest]
     if not machine["gpus"]:
@@ -99,7 +102,9 @@ def trainer_settings(machine: Machine) -> list[tuple[str, ...]]:
 
 def trainer_run(options: tuple[str, ...], base: Run, machine: Machine) -> Run:
     """Returns the run of Trainer with such options, at 01's batch size, compared to 01."""
-    batch = ("--per_device_train_batch_size", "32" if machine["gpus"] else "8")
+    batch = "8"
+    if machine["gpus"]:
+        batch = "32"
     needs = "package transformers, package accelerate"
     if "--bf16" in options:
         needs += ", bfloat16 units"
@@ -109,7 +114,7 @@ def trainer_run(options: tuple[str, ...], base: Run, machine: Machine) -> Run:
         script=PEER,
         technique="Hugging Face's Trainer",
         loss="changes",
-        options=batch + options,
+        options=("--per_device_train_batch_size", batch, *options),
         compared_to=base.name,
         stage=None,
         error=lacking(needs, machine),
