@@ -24,10 +24,10 @@ from gpt_speed.tables import markdown
 
 
 def main(argv: list[str] | None = None) -> int:
-    return exit_code_of(partial(draw, argv))
+    return exit_code_of(partial(draw_results, argv))
 
 
-def draw(argv: list[str] | None) -> int:
+def draw_results(argv: list[str] | None) -> int:
     """Draws what the command line names; returns the exit code. Raises UserError, StackError,
     OSError."""
     parser = argparse.ArgumentParser(

@@ -881,7 +881,7 @@ def test_sizes_of_two_scripts_do_not_mix(monkeypatch, tmp_path):
     sizes = {size: MemoryNeed(0, 1) for size in BATCHES}
     older = Prediction(sizes, {}, 16, 1, code_of(b"before"))
     newer = older._replace(code=code_of(b"now"))
-    monkeypatch.setattr(store, "load", lambda key, *folders: older)
+    monkeypatch.setattr(store, "load_prediction", lambda key, *folders: older)
     monkeypatch.setattr(store, "traced", lambda program: newer)
     monkeypatch.setattr(
         store,

@@ -230,7 +230,7 @@ def test_the_title_of_times_to_a_loss():
     """Where the best script isn't significantly faster it tells of 01."""
     (rows,) = newest_in(REFERENCE / "nvidia-h200", "time-to-loss")
     (target,) = rows.measured.plan.targets.values()
-    assert time_to_loss.title_of(rows, target).startswith("01: 0.54 times as fast as 00\n")
+    assert time_to_loss.title_with_finding(rows, target).startswith("01: 0.54 times as fast as 00\n")
 
 
 @pytest.fixture

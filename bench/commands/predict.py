@@ -260,12 +260,12 @@ def variants_asked_for(setup: Setup, gpus: int) -> list[Run]:
     runs = []
     for variant in (setup.args.variants or "").split(","):
         if variant.strip():
-            base = setup.scripts.stage(base_of(variant), gpus)
+            base = setup.scripts.stage(base_stage(variant), gpus)
             runs += setup.scripts.variants(base, Machine(gpus=gpus), names=variant)
     return runs
 
 
-def base_of(variant: str) -> str:
+def base_stage(variant: str) -> str:
     """Returns of which script "A+B --option 8" is a variant, by the first: 01 or 02."""
     first = re.split(r"[+\s]", variant.strip())[0]
     of_02 = {patch.name for patch in stack.load_variants() if patch.base == Path(stack.DDP).stem}
@@ -310,11 +310,11 @@ def answer_text(setup: Setup, rows: list[Forecast]) -> str:
     lines = []
     if len(last_of) <= FEW:
         lines = [*(row.sentence(setup.args.model) for row in last_of.values()), ""]
-    table = table_of(rows, len(last_of), setup.args)
+    table = forecast_table(rows, len(last_of), setup.args)
     return "\n".join([*lines, markdown(table), *notes_of(setup, rows)])
 
 
-def table_of(rows: list[Forecast], cards: int, args: Namespace) -> Table:
+def forecast_table(rows: list[Forecast], cards: int, args: Namespace) -> Table:
     """Returns at which batch and how fast each script is on each card; of a single card where the
     time of a step goes; and if asked for how long args.tokens take, and what they cost."""
     columns = [

@@ -112,10 +112,10 @@ def has_kernels(capability: float, kernels: list[str]) -> bool:
     built = [(match[1] == "compute", int(match[2]) / 10) for match in matches if match]
     if not built:
         return True
-    return any(runs_on(capability, built_for, is_ptx) for is_ptx, built_for in built)
+    return any(can_run(capability, built_for, is_ptx) for is_ptx, built_for in built)
 
 
-def runs_on(capability: float, built_for: float, is_ptx: bool) -> bool:
+def can_run(capability: float, built_for: float, is_ptx: bool) -> bool:
     """Returns whether a GPU runs a kernel that was built for this compute capability."""
     if built_for > capability:
         return False

@@ -26,7 +26,7 @@ def batches_that_fit(setup: Setup, composed: bool) -> dict[int, int]:
         return {}
     free = min(processes.ask_machine("free_memory"))
     try:
-        batches = largest_batches(programs_of(setup, composed), setup.results, free)
+        batches = largest_batches(programs_by_batch(setup, composed), setup.results, free)
     except UserError as error:
         tell(f"whether the published batch sizes fit isn't known: {error}")
         return {}
@@ -62,7 +62,7 @@ def comparable_batch(batch_of_00: int) -> int:
     return 4 * batch_of_00
 
 
-def programs_of(setup: Setup, composed: bool) -> dict[int, Program]:
+def programs_by_batch(setup: Setup, composed: bool) -> dict[int, Program]:
     """Returns by the published batch size the script that is predicted, with its options. Raises
     StackError, OSError."""
     options, model = setup.options, []

@@ -87,7 +87,7 @@ def definition_into(kernels: dict[str, Callable]) -> Callable:
     return define_kernel
 
 
-def source_of(graph, inputs: list, is_backward: bool) -> str:
+def compiled_source(graph, inputs: list, is_backward: bool) -> str:
     """Returns the text of the compiler's program of a graph."""
     with V.set_fake_mode(detect_fake_mode(inputs)), V.set_debug_handler(DebugContext()):
         compile_fx.view_to_reshape(graph)
@@ -118,7 +118,7 @@ def program(graph, inputs: list, is_backward: bool) -> Callable:
         "torch._inductor.scheduler.SchedulerNode.codegen": touch,
     }
     with replaced(without_code):
-        source = source_of(graph, inputs, is_backward)
+        source = compiled_source(graph, inputs, is_backward)
     return call_in(source, kernels)
 
 

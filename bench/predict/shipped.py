@@ -10,7 +10,7 @@ from bench.common import REFERENCE, Machine
 from bench.predict.batches import OF_01, PUBLISHED
 from bench.predict.prediction import Prediction, largest_that_fits
 from bench.predict.program import key_of
-from bench.predict.store import NAME, load
+from bench.predict.store import NAME, load_prediction
 from gpt_speed.cards import Card
 from gpt_speed.common import UserError
 from gpt_speed.memory import OTHERS
@@ -27,7 +27,7 @@ scripts = cache(Scripts)  # in one process they are read once
 
 def kept_of(script: str | Path, options: list[str]) -> Prediction | None:
     """Returns a stored prediction; None where there is none. Raises StackError."""
-    return load(key_of(scripts(), script, options), REFERENCE)
+    return load_prediction(key_of(scripts(), script, options), REFERENCE)
 
 
 def prediction_of(script: str | Path, options: list[str]) -> Prediction:

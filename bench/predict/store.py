@@ -49,7 +49,7 @@ def predict(
     UserError."""
     stored = None
     if not retrace:
-        stored = load(program.key, results, REFERENCE)
+        stored = load_prediction(program.key, results, REFERENCE)
     if stored and sizes.missing_in(stored) and stored.code != code_of(program.text):
         stored = None
     if not stored and not retrace:
@@ -91,7 +91,7 @@ def predict_all(
     unique = {program.key: program for program in programs}
     failed = 0
     for number, (key, program) in enumerate(unique.items(), 1):
-        stored = load(key, results, REFERENCE)
+        stored = load_prediction(key, results, REFERENCE)
         has_changed = stored is not None and stored.code != code_of(program.text)
         try:
             if has_changed and not retrace:
@@ -107,7 +107,7 @@ def predict_all(
 # ---- What is stored
 
 
-def load(key: str, *folders: Path) -> Prediction | None:
+def load_prediction(key: str, *folders: Path) -> Prediction | None:
     """Returns the prediction that the first of the folders stores by this key, maybe of other code
     of the script; None where none does."""
     for folder in folders:

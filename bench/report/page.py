@@ -22,7 +22,7 @@ def write_page(studies: dict, results: Path, missing: dict[str, str]) -> Path:
         write_whole(results / file, content)
     shown = [study for study in studies.values() if study.position]
     page = [
-        *head_of(shown, results, missing),
+        *page_head(shown, results, missing),
         *(part for study in shown for part in section_of(study, results, pictures.keys())),
     ]
     write_whole(results / "report.md", "\n".join(page) + "\n")
@@ -31,7 +31,7 @@ def write_page(studies: dict, results: Path, missing: dict[str, str]) -> Path:
     return results / "report.md"
 
 
-def head_of(studies: list, results: Path, missing: dict[str, str]) -> list[str]:
+def page_head(studies: list, results: Path, missing: dict[str, str]) -> list[str]:
     """Returns what stands above the studies: the finding, when it was measured, the machine."""
     look = read_look(results)
     everything = [rows.measured for study in studies for rows in newest_in(results, study.name)]

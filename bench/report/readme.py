@@ -172,7 +172,7 @@ def update(text: str, machine: Path, studies: dict) -> str:
         name, folder = block["name"], machine
         if block["machine"]:
             folder = REFERENCE / block["machine"]
-        content = block_text(name, folder) if name in BLOCKS else tables_in(folder).get(name, "")
+        content = block_text(name, folder) or tables_in(folder).get(name, "")
         if not content.strip():
             raise UserError(f"there is no table {name} in {relative(folder)}")
         if not content.startswith("|"):  # as tables do, which need no space around them
@@ -183,8 +183,14 @@ def update(text: str, machine: Path, studies: dict) -> str:
 
 
 def block_text(name: str, machine: Path) -> str:
-    """Returns what stands between markers of a name in BLOCKS for a machine."""
-    content = BLOCKS[name](machine)
+    """Returns what stands between markers of a name in BLOCKS, or in MACHINE_BLOCKS for a machine;
+    "" for another name."""
+    if name in BLOCKS:
+        content = BLOCKS[name]()
+    elif name in MACHINE_BLOCKS:
+        content = MACHINE_BLOCKS[name](machine)
+    else:
+        return ""
     if isinstance(content, Table):
         return markdown(content)
     return content
@@ -362,26 +368,24 @@ def picture_lines() -> str:
     )
 
 
-def anywhere(write: Callable[[], Table | str]) -> Callable[[Path], Table | str]:
-    """Returns what writes the same for every machine."""
-    return lambda machine: write()
-
-
-# What writes between markers, by their names, from the folder of the machine whose page it is. The
-# names of other markers are those of studies' tables.
-BLOCKS: dict[str, Callable[[Path], Table | str]] = {
-    "machines": anywhere(technique_pages.results),
-    "technique-index": anywhere(technique_pages.index),
-    "technique-cards": anywhere(technique_pages.technique_cards),
-    "variant-cards": anywhere(variant_pages.variant_cards),
-    "variants-on-gpu": anywhere(variant_pages.measured_on_gpu),
-    "gpus": anywhere(prediction_tables.gpus_table),
-    "explorer": anywhere(explorer.data_block),
-    "hardware": anywhere(hardware_table),
-    "contributions": anywhere(contributions_table),
-    "speedup-picture": anywhere(picture_lines),
+# What writes between markers, by their names. The names of other markers are those of studies'
+# tables.
+BLOCKS: dict[str, Callable[[], Table | str]] = {
+    "machines": technique_pages.machines_table,
+    "technique-index": technique_pages.index_table,
+    "technique-cards": technique_pages.technique_cards,
+    "variant-cards": variant_pages.variant_cards,
+    "variants-on-gpu": variant_pages.measured_on_gpu,
+    "gpus": prediction_tables.gpus_table,
+    "explorer": explorer.data_block,
+    "hardware": hardware_table,
+    "contributions": contributions_table,
+    "speedup-picture": picture_lines,
+}
+# And what does from the folder of the machine whose page it is, or that the marker names.
+MACHINE_BLOCKS: dict[str, Callable[[Path], Table | str]] = {
     "measured": measured_when,
     "own-gpu": prediction_tables.gpu_table,
-    "to-loss": partial(to_loss.table_of, "", DEFAULT_LOSS),
-    "to-loss-epoch": partial(to_loss.table_of, "epoch", EPOCH_LOSS),
+    "to-loss": partial(to_loss.target_table, "", DEFAULT_LOSS),
+    "to-loss-epoch": partial(to_loss.target_table, "epoch", EPOCH_LOSS),
 }

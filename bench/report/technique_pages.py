@@ -46,7 +46,7 @@ def link_to(heading: str, page: str = "") -> str:
     return f"[{heading}]({page}#{anchor})"
 
 
-def results() -> Table:
+def machines_table() -> Table:
     """Returns both ends of every machine's ladder, those with a GPU first, for a page in docs/."""
     return Table(
         [
@@ -173,7 +173,7 @@ def in_italics(gain: Gain, text: str) -> str:
     return text
 
 
-def index() -> Table:
+def index_table() -> Table:
     """Returns a table for the page with the cards: what each technique gained, the most on a GPU
     first, and what it costs."""
     *lines, ddp = techniques()

@@ -137,24 +137,24 @@ def tuned_rows(kind: str, machine: Path) -> list[Row]:
     raise UserError(f"there is no {picture_name('time-to-loss', kind)} in {relative(machine)}")
 
 
-def table_of(kind: str, target_name: str, machine: Path) -> Table:
+def target_table(kind: str, target_name: str, machine: Path) -> Table:
     """Returns a machine's times to a target in its measurement of a kind, of the scripts at their
     best settings. Raises UserError where it has none."""
     rows = tuned_rows(kind, machine)
     target = rows[0].plan.targets[target_name]
     cells = TimeCells(target)
     columns = [
-        Column("script, its best settings", in_words, True),
+        Column("script, its best settings", settings_in_words, True),
         SPEED,
         Column("seconds", cells.seconds),
         Column("again, s", cells.again),
-        Column("× to the loss (95%)", partial(speedup_cell, goal=Goal(target, True))),
-        Column("compiling excluded", partial(speedup_cell, goal=Goal(target))),
+        Column("× to the loss (95%)", partial(speedup_with_interval, goal=Goal(target, True))),
+        Column("compiling excluded", partial(speedup_with_interval, goal=Goal(target))),
     ]
     return Table(columns, rows)
 
 
-def in_words(row: Row) -> str:
+def settings_in_words(row: Row) -> str:
     """Returns a row's script and settings."""
     setting = setting_of(row.run)
     script, *options = setting.script.split(" --")
@@ -163,7 +163,7 @@ def in_words(row: Row) -> str:
     return f"{', '.join(words)}, batch {setting.batch}, learning rate {setting.rate:g}"
 
 
-def speedup_cell(row: Row, goal: Goal) -> str:
+def speedup_with_interval(row: Row, goal: Goal) -> str:
     """Returns times as fast as 00 at its best settings, bold where that is significant, and its
     interval; "" for 00 itself."""
     speedup = row.speedup(goal)

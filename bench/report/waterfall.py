@@ -56,7 +56,7 @@ def rungs_of(rows: list[Row], colours: list[str]) -> list[Rung]:
     ]
 
 
-def draw(rungs: list[Rung], title: str, heading: str, palette: Palette = LIGHT):
+def draw_rungs(rungs: list[Rung], title: str, heading: str, palette: Palette = LIGHT):
     """Returns a figure, its subfigure and its panel of speedups: for each rung a bar from the
     baseline on, its gain in its colour; at the right its memory."""
     figure, [(subfigure, axes, memory)] = rows_of_panels(
@@ -163,7 +163,7 @@ def draw_memory(axes, rungs: list[Rung], palette: Palette) -> None:
 def machine_picture(title: str, rows: Rows):
     shown = printed(rows)
     rungs = rungs_of(shown, list(map(significance_colour, shown)))
-    figure, subfigure, _ = draw(rungs, title, heading_of(shown))
+    figure, subfigure, _ = draw_rungs(rungs, title, heading_of(shown))
     colour_legend(subfigure)
     return figure
 
@@ -179,7 +179,7 @@ def readme_picture(claims: Claims, palette: Palette):
     rungs = [*readme_rungs(rows, palette), allocator_rung(claims, palette)]
     with load_pyplot().rc_context():
         heading = f"{heading_of(rows)}; bold: significant\n({absent_ones()})"
-        figure, subfigure, axes = draw(rungs, "", heading, palette)
+        figure, subfigure, axes = draw_rungs(rungs, "", heading, palette)
         subfigure.suptitle(readme_title(claims), x=0.01, ha="left", fontsize=15, fontweight="bold")
         axes.set_xlim(right=20)  # for the labels at the longest bars
         mark_nanogpt(axes, claims, palette)

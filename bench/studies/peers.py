@@ -295,7 +295,7 @@ def equal_runs(programs: list[Run], setup: Setup) -> list[Run]:
     batches: dict[str, int] = {}
     if not has_option("--batch-size", setup.options):
         batches = {run.name: first_batch(setup) for run in programs if run.stage != "00"}
-    runs = [at_batch(program, batches.get(program.name), setup) for program in programs]
+    runs = [run_at_batch(program, batches.get(program.name), setup) for program in programs]
     if setup.device != "cpu":
         return compared(runs)
     small = [run.replace(variables=SMALL_PAGES) for run in runs]
@@ -313,7 +313,7 @@ def largest_runs(programs: list[Run], batches: dict[str, int], setup: Setup) -> 
     runs = []
     for program in programs:
         batch = batches.get(program.name)
-        run = at_batch(program, batch, setup)
+        run = run_at_batch(program, batch, setup)
         if batch:
             run = run.replace(name=f"{run.name}-batch-{batch}", label=f"{run.label}, batch {batch}")
         if setup.device == "cpu":
@@ -322,7 +322,7 @@ def largest_runs(programs: list[Run], batches: dict[str, int], setup: Setup) -> 
     return compared(runs)
 
 
-def at_batch(program: Run, batch: int | None, setup: Setup) -> Run:
+def run_at_batch(program: Run, batch: int | None, setup: Setup) -> Run:
     """Returns a program at a batch size, None for its own, with the study's dropout."""
     options = (*program.options, "--dropout", f"{setup.args.dropout:g}")
     return with_batch(program.replace(options=options), batch)

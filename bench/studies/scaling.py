@@ -37,7 +37,7 @@ def efficiency_text(row: Row) -> str:
     return fmt(efficiency_of(row), ".1%")
 
 
-def interval_text(row: Row) -> str:
+def efficiency_interval(row: Row) -> str:
     """Returns that in which the efficiency lies with a confidence of 95%."""
     interval = row.speedup_over(row.baseline).interval or ()
     return spread([factor / row.run.processes for factor in interval], ".0%")
@@ -112,7 +112,7 @@ class Scaling(Study):
             RANGE,
             Column("per process", speed_per_process),
             Column("efficiency", efficiency_text),
-            Column("95%", interval_text),
+            Column("95%", efficiency_interval),
             GB._replace(heading="GB per process"),
             LOSS,
         ]

@@ -43,7 +43,7 @@ class Sweep(Study):
             if has_option(OPTION[name], setup.options):
                 raise UserError(f"{OPTION[name]} is set by the sweep itself", 2)
         script = setup.scripts.stage("01").replace(published=None)
-        runs = [run_at(script, size) for size in sizes]
+        runs = [run_of_size(script, size) for size in sizes]
         growth = Growth(GROWTH[what], memory_limit(setup.machine))
         length = self.length(setup) | dict(min_steps=MIN_STEPS[device])
         yield Plan(runs, what, cold_rounds=0, growth=growth, **length)
@@ -95,7 +95,7 @@ def sizes_of(what: str, device: str) -> list[dict[str, int]]:
     ]
 
 
-def run_at(script: Run, size: dict[str, int]) -> Run:
+def run_of_size(script: Run, size: dict[str, int]) -> Run:
     """Returns a script at a size, such as dict(context=256, batch=8)."""
     options = [(OPTION[name], str(value)) for name, value in size.items()]
     return script.replace(

@@ -139,7 +139,7 @@ class TimeToLoss(Study):
             return None
         target = list(rows.measured.plan.targets.values())[-1]
         ordered = in_order(rows, target)
-        title = title_of(ordered, target) + place_of(rows.measured)
+        title = title_with_finding(ordered, target) + place_of(rows.measured)
         figure, [(subfigure, speed, time)] = rows_of_panels([title], [2 + 0.5 * len(rows)], [2, 3])
         draw_speeds(speed, ordered)
         draw_times(time, ordered, target)
@@ -225,7 +225,7 @@ def draw_times(axes, rows: list[Row], target: float) -> None:
     axes.set_xlabel("seconds of training and compilation\n×: the speedup in the table")
 
 
-def title_of(rows: list[Row], target: float) -> str:
+def title_with_finding(rows: list[Row], target: float) -> str:
     """Returns what a picture shows, and before it the finding: how much faster the best script is
     than 00, or else 01, where that is significant."""
     title = f"Speed, and seconds to a validation loss of {target:.2f}: "
