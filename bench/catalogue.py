@@ -1,7 +1,6 @@
 """The catalogue of scripts as runs: 00, the script after each technique, 01, 02 and the
 variants; and the published figures."""
 
-import importlib.util
 import json
 import re
 import sys
@@ -12,7 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.common import REFERENCE, Machine, has_option, option_value, parse_options, trained_in
+from bench.common import REFERENCE, option_value, parse_options
+from bench.machine import Machine, in_float16, lacking
 from gpt_speed.common import UserError, counted
 from patches import stack
 
@@ -471,50 +471,3 @@ def check_names(runs: list[Run]) -> None:
                 " for one at a time",
                 2,
             )
-
-
-def in_float16(machine: Machine, options: list[str]) -> bool:
-    """Returns whether 01 and 02 shall be composed with FLOAT16: on a GPU whose tensor
-    cores don't multiply bfloat16, unless `options` choose the type."""
-    return (
-        machine["gpus"] > 0
-        and 7 <= float(machine.get("capability") or 0) < 8
-        and not has_option("--dtype", options)
-    )
-
-
-def lacking(needs: str, machine: Machine) -> str | None:
-    """Returns the first thing that a variant needs and this machine lacks, as a row says it."""
-    for need in needs.split(", "):
-        if not has(machine, need):
-            return f"needs {need}"
-    return None
-
-
-def has(machine: Machine, need: str) -> bool:
-    """Returns whether a machine has what a patch's header says that a variant needs, such as
-    "package bitsandbytes" or "compute capability 8.9"."""
-    match need.split():
-        case ["package", name]:
-            return importlib.util.find_spec(name) is not None
-        case ["an", "NVIDIA", "GPU"]:
-            return machine["gpus"] > 0 and not is_amd(machine)
-        case ["bfloat16", "units"]:
-            return trained_in(machine) != "float32"
-        case ["compute", "capability", least]:
-            return has_capability(machine, float(least))
-    return True
-
-
-def is_amd(machine: Machine) -> bool:
-    """Returns whether its GPUs are AMD's, for which PyTorch has no version of CUDA."""
-    return machine["gpus"] > 0 and machine.get("cuda", "") is None
-
-
-def has_capability(machine: Machine, least: float) -> bool:
-    """Returns whether a GPU has at least this compute capability. A CPU has none, and variants may
-    emulate there; AMD counts in another way."""
-    capability = machine.get("capability")
-    if not capability:
-        return True
-    return not is_amd(machine) and float(capability) >= least

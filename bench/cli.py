@@ -8,8 +8,9 @@ from pathlib import Path
 from bench import commands
 from bench.catalogue import Scripts
 from bench.commands import Command
-from bench.common import ROOT, Machine
-from bench.measure import machine
+from bench.common import ROOT
+from bench.machine import Machine
+from bench.measure import look
 from bench.measure.lock import measuring
 from bench.measure.plan import Setup
 from bench.studies import Study, all_studies
@@ -118,5 +119,5 @@ def run(args: argparse.Namespace, options: list[str]) -> int:
         lock = measuring(args.results_dir)
     with lock:
         if subcommand.needs_machine:
-            here = machine.describe_here()
+            here = look.describe_here()
         return subcommand.run(Setup(here, Scripts(), args.data, args.results_dir, args, options))

@@ -296,7 +296,7 @@ class Children:
         return {
             "gpt_speed.children.run_child": self.run_child,
             "bench.processes.ask_machine": self.ask_machine,
-            "bench.measure.machine.describe_here": lambda: self.answers["this_machine"],
+            "bench.measure.look.describe_here": lambda: self.answers["this_machine"],
             "bench.measure.sizing.configurations": self.configurations,
             "bench.processes.git_commit": lambda: "0123456789abcdef",
         }

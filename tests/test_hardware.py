@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench import cli, processes
 from bench.commands.doctor import Doctor
-from bench.common import same_machine, short_name, trained_in
+from bench.machine import same_machine, short_name, trained_in
 from bench.measure import environment, hardware, sizing
 from bench.measure.environment import Build, Gpu
 from bench.predict import batches
@@ -434,7 +434,7 @@ def test_a_driver_that_is_too_old_is_told_everywhere(monkeypatch, tmp_path, caps
     assert here["gpu_needs"].startswith(TOLD_OLD)
     monkeypatch.setattr(processes, "ask_machine", dict(compile_error=None).__getitem__)
     assert f"missing        {here['gpu_needs']}\n" in Doctor().answer(setup_of(tmp_path, here))
-    monkeypatch.setattr("bench.measure.machine.describe_here", lambda: here)
+    monkeypatch.setattr("bench.measure.look.describe_here", lambda: here)
     monkeypatch.setattr(
         sizing,
         "configurations",

@@ -21,6 +21,7 @@ ORDER = {
         "subcommands",
         "processes",
         "terminal",
+        "machine",
         "common",
     ],
     "gpt_speed": [

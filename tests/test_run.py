@@ -1221,7 +1221,7 @@ def main(place, monkeypatch, capsys):
 @pytest.mark.parametrize("command", ["ladder", "report", "audit measure.py"])
 def test_what_may_not_run_beside_a_measurement(main, place, monkeypatch, command):
     """It is refused before it asks for this machine, which takes seconds and a GPU's memory."""
-    monkeypatch.setattr("bench.measure.machine.describe_here", None)
+    monkeypatch.setattr("bench.measure.look.describe_here", None)
     build = place.folder / "build"
     monkeypatch.setattr(common, "BUILD", build)
     with locked(build):
@@ -1300,7 +1300,7 @@ def test_what_the_scripts_refuse(main, monkeypatch, tmp_path):
     monkeypatch.setattr(children, "HOME", tmp_path)
     monkeypatch.setattr(children, "on_signals", lambda handler: None)
     monkeypatch.setattr(processes, "ask_machine", main.children.ask_machine)
-    monkeypatch.setattr("bench.measure.machine.describe_here", lambda: CPU)
+    monkeypatch.setattr("bench.measure.look.describe_here", lambda: CPU)
     code, out, err = main("ladder", "--techniques", "0,8", "--", *TINY, "--no-compile")
     assert (code, out, err) == (2, "", "error: 00_orig: unrecognized arguments: --no-compile\n")
     assert not main.journal.exists()

@@ -4,8 +4,9 @@ import pytest
 from made_up import CPU, MACHINE, setup_of
 
 from bench import catalogue as module
-from bench.catalogue import Recipe, Scripts, lacking
+from bench.catalogue import Recipe, Scripts
 from bench.common import ROOT
+from bench.machine import lacking
 from bench.report import explorer
 from bench.studies.ladder import Ladder
 from bench.studies.stages import Stages

@@ -7,7 +7,8 @@ from pathlib import Path
 from bench import processes
 from bench.catalogue import STAGES, Run
 from bench.commands import Command
-from bench.common import BUILD, other_text, relative, tokens_in, trained_in, write_whole
+from bench.common import BUILD, other_text, relative, tokens_in, write_whole
+from bench.machine import trained_in
 from bench.measure.environment import missing_here
 from bench.measure.plan import Setup
 from bench.predict.batches import BATCH_OF, batches_that_fit

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from bench.catalogue import GPUS, Run
 from bench.commands import Command
-from bench.common import Machine, has_option
+from bench.common import has_option
+from bench.machine import Machine
 from bench.measure.plan import Setup
 from bench.predict import shipped
 from bench.predict.code_hash import code_of

@@ -15,7 +15,7 @@ from bench.catalogue import technique_names
 from bench.commands import Command
 from bench.common import DAMAGE, REFERENCE, relative
 from bench.measure.lock import locked
-from bench.measure.machine import foreign_measurement, read_look
+from bench.measure.look import foreign_measurement, read_look
 from bench.measure.plan import Setup
 from bench.report.notes import machine_note, provenance
 from bench.report.page import write_page

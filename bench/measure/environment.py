@@ -1,7 +1,6 @@
 """Says what this machine is and lacks, without PyTorch.
 
-    python -m bench.measure.environment QUESTION  # a function of bench.measure.hardware, as JSON:
-                                                  # look, this_machine, matmul_peak, ...
+    python -m bench.measure.environment QUESTION  # one of bench.measure.hardware.ANSWERS, as JSON
 
 Only those load PyTorch, in a process of its own, so that the one that asks never holds memory of
 the GPU.
@@ -16,7 +15,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.common import ROOT, Machine
+from bench.common import ROOT
+from bench.machine import Machine
 
 # PyTorch's builds for NVIDIA GPUs: the CUDA that the driver has to support, the oldest compute
 # capability that the build has kernels for, and the one from which on it has none.
@@ -172,4 +172,4 @@ def missing_here(machine: Machine, compile_fails: str | None) -> list[str]:
 if __name__ == "__main__":
     from bench.measure import hardware
 
-    print(json.dumps(getattr(hardware, sys.argv[1])()))
+    print(json.dumps(hardware.ANSWERS[sys.argv[1]]()))

@@ -10,7 +10,8 @@ from functools import cache
 import torch
 from torch.utils import collect_env
 
-from bench.common import ROOT, Machine, load_script
+from bench.common import ROOT, load_script
+from bench.machine import Machine
 from bench.measure import environment
 from gpt_speed import machine
 from patches import stack
@@ -169,3 +170,18 @@ def matmul_rate() -> float:
     """Returns the rate in the type trained in, measured for a moment: it tells whether the machine
     is as fast as before."""
     return machine.product_rate(best_dtype()[0], minimum=0.2)
+
+
+ANSWERS = {  # to what bench.measure.environment is asked
+    function.__name__: function
+    for function in (
+        this_machine,
+        look,
+        compile_error,
+        copy_rate,
+        free_memory,
+        matmul_peak,
+        matmul_rate,
+        rank_count,
+    )
+}

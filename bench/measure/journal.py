@@ -28,7 +28,8 @@ from pathlib import Path
 
 from bench import common
 from bench.catalogue import Run
-from bench.common import Machine, relative
+from bench.common import relative
+from bench.machine import Machine, machine_difference, trained_in
 from bench.measure import records
 from bench.measure.plan import Job, Plan, Setup
 from bench.measure.records import NUMBER, Outcome, RecordError, Result, Status
@@ -150,7 +151,7 @@ class Measurement:
     def differs_from(self, setup: Setup) -> str | None:
         """Returns what of a setup is so different that figures of both can't be compared, None for
         nothing. Tokens that aren't there yet differ from none."""
-        different = common.machine_difference(self.machine, setup.machine)
+        different = machine_difference(self.machine, setup.machine)
         if different:
             return f"on another machine or PyTorch ({different})"
         if self.options != setup.options:
@@ -175,7 +176,7 @@ class Measurement:
         """As matmul_peak. On a CPU that moment may have been a slow one: there that of the type
         trained in is the rate after the best quarter of the runs, where that is higher."""
         rates = sorted(result.matmul_rate for result in self.results if result.matmul_rate)
-        dtype = common.trained_in(self.machine)
+        dtype = trained_in(self.machine)
         if self.machine["gpus"] or not rates or dtype not in self.matmul_peak:
             return self.matmul_peak
         of_best_quarter = rates[3 * len(rates) // 4]

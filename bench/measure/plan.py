@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.catalogue import Run, Scripts
-from bench.common import BUILD, Machine, sha256, write_whole
+from bench.common import BUILD, sha256, write_whole
+from bench.machine import Machine
 
 if TYPE_CHECKING:
     from bench.measure.journal import Measurement

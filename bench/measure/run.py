@@ -9,8 +9,9 @@ from dataclasses import fields, replace
 from enum import Enum, auto
 from pathlib import Path
 
-from bench import common, processes
+from bench import processes
 from bench.common import BUILD, ELSEWHERE, relative
+from bench.machine import same_machine
 from bench.measure import sizing
 from bench.measure.journal import Measurement, append, data_of, journal_of, read_journal
 from bench.measure.launch import as_typed, command_of, run_job, source_of
@@ -343,6 +344,6 @@ def peak_of_before(setup: Setup) -> dict[str, float]:
     """Returns this machine's matmul throughput, if an earlier measurement has it; else {}."""
     for path in sorted(setup.results.glob("*.jsonl")):
         for measurement in reversed(read_journal(path)):
-            if common.same_machine(measurement.machine, setup.machine):
+            if same_machine(measurement.machine, setup.machine):
                 return measurement.matmul_peak
     return {}

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from bench import processes
 from bench.catalogue import Run
-from bench.common import BOOK_TOKENS, Machine, has_option, tokens_in, trained_in
+from bench.common import BOOK_TOKENS, has_option, tokens_in
+from bench.machine import Machine, trained_in
 from bench.measure.plan import Job, Measurable, Plan, Setup
 from bench.measure.records import Result, comparison_point, tokens_per_step
 from gpt_speed.cards import A100_FLOPS

@@ -4,8 +4,9 @@ import sys
 from pathlib import Path
 
 from bench import processes
-from bench.catalogue import FLOAT16, in_float16
-from bench.common import has_option, trained_in
+from bench.catalogue import FLOAT16
+from bench.common import has_option
+from bench.machine import in_float16, trained_in
 from bench.measure.plan import Setup
 from bench.predict.prediction import largest_that_fits
 from bench.predict.program import Program, program_of

@@ -6,7 +6,8 @@ from functools import cache
 from pathlib import Path
 
 from bench.catalogue import GPUS, Run, Scripts
-from bench.common import REFERENCE, Machine
+from bench.common import REFERENCE
+from bench.machine import Machine
 from bench.predict.batches import OF_01, PUBLISHED
 from bench.predict.prediction import Prediction, largest_that_fits
 from bench.predict.program import key_of

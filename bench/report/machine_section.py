@@ -4,7 +4,7 @@ from pathlib import Path
 
 from bench.analysis.rows import Row
 from bench.analysis.totals import headline_row, rounds_of_both, totals_in
-from bench.common import trained_in
+from bench.machine import trained_in
 from bench.report.notes import SINGLE_RUNS, peak_note
 from bench.report.tables import spread
 from gpt_speed.common import counted

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.analysis.folders import newest_in
 from bench.common import write_whole
-from bench.measure.machine import read_look
+from bench.measure.look import read_look
 from bench.report.machine_section import headline, machine_section
 from bench.report.notes import provenance
 from bench.report.pictures import draw_all

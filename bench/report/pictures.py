@@ -11,7 +11,7 @@ from textwrap import fill
 from bench.analysis.folders import newest_in
 from bench.analysis.rows import Row, Rows
 from bench.catalogue import Run
-from bench.common import short_name
+from bench.machine import short_name
 from bench.report.notes import WIDE_MARK
 from bench.report.tables import factor_text, picture_name
 

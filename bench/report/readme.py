@@ -20,7 +20,8 @@ from bench.analysis.rows import Row, known_values, ratio
 from bench.analysis.totals import optimized_in, rounds_of_both
 from bench.analysis.tuning import DEFAULT_LOSS, EPOCH_LOSS
 from bench.catalogue import effect_on_loss
-from bench.common import REFERENCE, ROOT, relative, short_name, write_whole
+from bench.common import REFERENCE, ROOT, relative, write_whole
+from bench.machine import short_name
 from bench.predict.batches import comparable_batch
 from bench.report import (
     explorer,

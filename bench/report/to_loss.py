@@ -9,7 +9,8 @@ from pathlib import Path
 from bench.analysis.folders import newest_in
 from bench.analysis.rows import Comparison, Goal, Row, Speedup, subtract
 from bench.analysis.tuning import EPOCH_LOSS, is_tuned, setting_of
-from bench.common import REFERENCE, relative, short_name
+from bench.common import REFERENCE, relative
+from bench.machine import short_name
 from bench.report.pictures import COLOURS, rows_of_panels
 from bench.report.tables import RUN, SPEED, bold, interval_text, picture_name, spread
 from gpt_speed.common import UserError, listed

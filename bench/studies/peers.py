@@ -10,8 +10,9 @@ from pathlib import Path
 from bench import processes
 from bench.analysis.limit import limit_of
 from bench.analysis.rows import Row, Rows
-from bench.catalogue import Run, lacking
+from bench.catalogue import Run
 from bench.common import ROOT, has_option, relative, sha256
+from bench.machine import lacking
 from bench.measure.journal import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.measure.sizing import with_batch

@@ -4,7 +4,7 @@ from argparse import ArgumentParser
 
 from bench.analysis.rows import Row, Rows, ratio
 from bench.catalogue import Run, published
-from bench.common import Machine
+from bench.machine import Machine
 from bench.measure.plan import Plan, Setup
 from bench.report.notes import machine_note
 from bench.report.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, spread

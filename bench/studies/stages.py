@@ -3,8 +3,9 @@
 from argparse import ArgumentParser
 
 from bench.analysis.rows import Rows
-from bench.catalogue import EPOCHS, STAGES, Run, chained, in_float16
+from bench.catalogue import EPOCHS, STAGES, Run, chained
 from bench.common import ROOT
+from bench.machine import in_float16
 from bench.measure.plan import Plan, Setup
 from bench.predict.batches import batches_that_fit
 from bench.report.notes import full_notes

@@ -5,7 +5,8 @@ from itertools import chain, pairwise
 
 from bench.analysis.rows import Rows
 from bench.catalogue import Run
-from bench.common import Machine, has_option
+from bench.common import has_option
+from bench.machine import Machine
 from bench.measure.plan import TOKENS, Growth, Plan, Setup
 from bench.measure.records import Status
 from bench.report.notes import machine_note, peak_note

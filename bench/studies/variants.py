@@ -5,8 +5,9 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from bench.analysis.rows import Rows
-from bench.catalogue import STAGES, Run, lacking
-from bench.common import ROOT, Machine, trained_in
+from bench.catalogue import STAGES, Run
+from bench.common import ROOT
+from bench.machine import Machine, lacking, trained_in
 from bench.measure.plan import EVERY_ROUND, Plan, Setup
 from bench.report.pictures import draw_alternatives
 from bench.report.tables import picture_name, short_table

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 from bench import processes
-from bench.common import ELSEWHERE, Machine, machine_difference, read_kept, relative, write_whole
+from bench.common import ELSEWHERE, read_kept, relative, write_whole
+from bench.machine import Machine, machine_difference
 from bench.measure.journal import newest, read_journal
 from gpt_speed.common import UserError
 
