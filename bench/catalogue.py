@@ -279,30 +279,36 @@ class Scripts:
         if name in STAGES:
             return self.stage(name)
         base = self.stage("01")
-        runs = self.variants(base, machine, names=name)
+        runs = self.variants(base, machine, names=[name])
         return next(run for run in runs if run.script != base.script)  # not 01 without dropout
 
     def variants(
-        self, base: Run, machine: Machine, group: str | None = None, names: str | None = None
+        self,
+        base: Run,
+        machine: Machine,
+        group: str | None = None,
+        names: Sequence[str] | None = None,
     ) -> list[Run]:
         """Returns the variants of `base`, 01 or 02: those of a group, those in `names`, or all but
         the compiler's modes and checkpoints; each with every set of options that it is measured
-        with. In `names` + joins variants, each with its first set, and options behind a name take
-        their place: "data-workers --workers 8". Before a variant without dropout comes what it is
+        with. In a name + joins variants, each with its first set, and options behind it take their
+        place: "data-workers --workers 8". Before a variant without dropout comes what it is
         compared to, `base` without dropout. Raises UserError, StackError."""
         _, *variants = self.with_variants(base, machine, group, names)
         return variants
 
     def with_variants(
-        self, base: Run, machine: Machine, group: str | None = None, names: str | None = None
+        self,
+        base: Run,
+        machine: Machine,
+        group: str | None = None,
+        names: Sequence[str] | None = None,
     ) -> list[Run]:
         """Returns `base` and its variants(), as they are measured together. Raises as that."""
         patches = variants_of(base, group)
         if names is None:
-            wanted = [name for name in patches if group or name not in (COMPILER, CHECKPOINTS)]
-        else:
-            wanted = names.split(",")
-        choices = parse_variants(wanted, patches, base)
+            names = [name for name in patches if group or name not in (COMPILER, CHECKPOINTS)]
+        choices = parse_variants(names, patches, base)
         for choice in choices:
             if len(choice.patches) > 1:
                 self.text(choice.script)  # which refuses what doesn't go together
@@ -353,12 +359,12 @@ def effect_on_loss(patch: stack.Patch) -> str:
 
 
 def parse_variants(
-    wanted: Sequence[str], patches: dict[str, stack.Patch], base: Run
+    names: Sequence[str], patches: dict[str, stack.Patch], base: Run
 ) -> list[Choice]:
-    """Returns what texts such as "A" and "B+C --option 8" choose of the variants of `base`, each
+    """Returns what names such as "A" and "B+C --option 8" choose of the variants of `base`, each
     choice once. Raises UserError for an unknown one."""
     choices = []
-    for text in wanted:
+    for text in names:
         script, *options = text.split() or [""]
         parts = script.split("+")
         for part in parts:

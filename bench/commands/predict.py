@@ -262,7 +262,7 @@ def variants_asked_for(setup: Setup, gpus: int) -> list[Run]:
     for variant in (setup.args.variants or "").split(","):
         if variant.strip():
             base = setup.scripts.stage(base_stage(variant), gpus)
-            runs += setup.scripts.variants(base, Machine(gpus=gpus), names=variant)
+            runs += setup.scripts.variants(base, Machine(gpus=gpus), names=[variant])
     return runs
 
 

@@ -66,7 +66,7 @@ class TimeToLoss(Study):
         first, last = scripts.stage("00"), scripts.stage("01").replace(compared_to="00_orig")
         if not names:
             return [first, last]
-        return [first, last, *scripts.variants(last, setup.machine, names=names)]
+        return [first, last, *scripts.variants(last, setup.machine, names=names.split(","))]
 
     def plans(self, setup: Setup) -> Plans:
         if setup.args.epoch:

@@ -50,6 +50,8 @@ class Variants(Study):
         group, names = setup.args.group, setup.args.names
         if group and names:
             raise UserError("--names and a group choose different variants: give one of them", 2)
+        if names is not None:
+            names = names.split(",")
         if group == TRAINER:
             runs = trainer_runs(setup)
         else:
