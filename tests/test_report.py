@@ -35,7 +35,16 @@ from bench.analysis.totals import totals_in
 from bench.common import REFERENCE
 from bench.measure.journal import read_journal
 from bench.measure.look import read_look
-from bench.report import page, readme, technique_pages, to_loss, variant_pages, waterfall
+from bench.report import (
+    figures,
+    page,
+    readme,
+    readme_tables,
+    technique_pages,
+    to_loss,
+    variant_pages,
+    waterfall,
+)
 from bench.report.machine_section import headline
 from bench.report.notes import full_notes, provenance
 from bench.report.pictures import place_of
@@ -573,7 +582,7 @@ def test_the_pages_are_what_the_command_writes():
         assert update(text, readme.SHOWN) == text, path.name
     assert readme.BLOCKS.keys() | readme.MACHINE_BLOCKS.keys() <= blocks
     assert all({"Use", "Limits"} <= patch.fields.keys() for patch in stack.load())
-    assert readme.EFFECTS.keys() <= {patch.name for patch in stack.load()}
+    assert readme_tables.EFFECTS.keys() <= {patch.name for patch in stack.load()}
 
 
 # ---- README's figures --------------------------------------------------------------------------
@@ -602,7 +611,7 @@ def readme_text() -> str:
 def test_no_figure_of_readme_is_typed():
     """Code shows commands and what they printed, as does the audit's table."""
     text = re.sub(r"```.*?```|^\|.*?$", "", readme_text(), flags=re.DOTALL | re.MULTILINE)
-    text = " ".join(readme.FIGURE.sub("", readme.BLOCK.sub("", text)).split())
+    text = " ".join(figures.FIGURE.sub("", readme.BLOCK.sub("", text)).split())
     for words in NOT_MEASURED:
         assert text.count(words) == 1, words
         text = text.replace(words, "")
@@ -621,8 +630,8 @@ def test_the_audit_in_readme_is_as_an_audit_prints_it():
 
 
 def test_every_figure_stands_in_readme():
-    names = {name for _, name in readme.FIGURE.findall(readme_text())}
-    assert names == readme.FIGURES.keys()
+    names = {name for _, name in figures.FIGURE.findall(readme_text())}
+    assert names == figures.FIGURES.keys()
 
 
 def test_readme_is_short():
@@ -638,7 +647,8 @@ def reference(tmp_path, monkeypatch):
     """A copy of results/reference from which README is generated."""
     folder = tmp_path / "reference"
     shutil.copytree(REFERENCE, folder, ignore=shutil.ignore_patterns("*.png", "search*"))
-    monkeypatch.setattr(readme, "REFERENCE", folder)
+    for module in (readme, readme_tables, figures):
+        monkeypatch.setattr(module, "REFERENCE", folder)
     monkeypatch.setattr("bench.predict.shipped.REFERENCE", folder)
     return folder
 
@@ -649,8 +659,8 @@ README_BLOCKS = "hardware", "contributions", "speedup-picture"
 def generated() -> dict[str, str]:
     """All that is generated of README, by name."""
     blocks = {name: readme.block_text(name, readme.SHOWN) for name in README_BLOCKS}
-    known = readme.Claims(readme.REFERENCE)
-    return blocks | {name: readme.figure_text(name, known) for name in readme.FIGURES}
+    known = figures.Claims(figures.REFERENCE)
+    return blocks | {name: figures.figure_text(name, known) for name in figures.FIGURES}
 
 
 @pytest.mark.parametrize(
@@ -670,9 +680,9 @@ def test_a_figure_that_its_journal_lacks(reference, figure, journal, run):
         path = next(reference.glob(f"{journal}.json*"))
         path.write_text("[]" if path.suffix == ".json" else "")
     with pytest.raises(UserError, match=f"^the figure {figure}[ :].+") as error:
-        readme.with_figures(f"1<!--{figure}-->")
+        figures.with_figures(f"1<!--{figure}-->")
     assert "\n" not in str(error.value)
-    assert readme.with_figures("1<!--epoch-loss-01-->") in readme_text()
+    assert figures.with_figures("1<!--epoch-loss-01-->") in readme_text()
 
 
 def drop_runs(journal: Path, run: str) -> None:
@@ -746,8 +756,8 @@ def test_a_changed_journal_changes_readme(reference, journal, run, changed):
 def test_a_figure_of_a_technique_is_found_by_its_name(reference):
     """Also where a technique was put in before it, so that it has another number."""
     names = "h100-technique-8", "h100-after-8", "h100-10-gb", "h100-11-to-15"
-    known = readme.Claims(reference)
-    before = [readme.figure_text(name, known) for name in names]
+    known = figures.Claims(reference)
+    before = [figures.figure_text(name, known) for name in names]
     path = reference / "nvidia-h100" / "ladder.jsonl"
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     for line in lines:
@@ -755,8 +765,8 @@ def test_a_figure_of_a_technique_is_found_by_its_name(reference):
             for run in line["plan"]["runs"][3:]:
                 run["number"] += 1
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    known = readme.Claims(reference)
-    assert [readme.figure_text(name, known) for name in names] == before
+    known = figures.Claims(reference)
+    assert [figures.figure_text(name, known) for name in names] == before
     with pytest.raises(UserError, match="03-fused-adamw was measured as technique 4"):
         readme.block_text("contributions", reference)  # which tells techniques by their numbers
 
