@@ -36,10 +36,10 @@ from bench.common import REFERENCE
 from bench.measure.journal import read_journal
 from bench.measure.look import read_look
 from bench.report import (
-    figures,
     page,
     readme,
     readme_tables,
+    sentences,
     technique_pages,
     to_loss,
     variant_pages,
@@ -611,7 +611,7 @@ def readme_text() -> str:
 def test_no_figure_of_readme_is_typed():
     """Code shows commands and what they printed, as does the audit's table."""
     text = re.sub(r"```.*?```|^\|.*?$", "", readme_text(), flags=re.DOTALL | re.MULTILINE)
-    text = " ".join(figures.FIGURE.sub("", readme.BLOCK.sub("", text)).split())
+    text = " ".join(sentences.FIGURE.sub("", readme.BLOCK.sub("", text)).split())
     for words in NOT_MEASURED:
         assert text.count(words) == 1, words
         text = text.replace(words, "")
@@ -630,8 +630,8 @@ def test_the_audit_in_readme_is_as_an_audit_prints_it():
 
 
 def test_every_figure_stands_in_readme():
-    names = {name for _, name in figures.FIGURE.findall(readme_text())}
-    assert names == figures.FIGURES.keys()
+    names = {name for _, name in sentences.FIGURE.findall(readme_text())}
+    assert names == sentences.FIGURES.keys()
 
 
 def test_readme_is_short():
@@ -647,7 +647,7 @@ def reference(tmp_path, monkeypatch):
     """A copy of results/reference from which README is generated."""
     folder = tmp_path / "reference"
     shutil.copytree(REFERENCE, folder, ignore=shutil.ignore_patterns("*.png", "search*"))
-    for module in (readme, readme_tables, figures):
+    for module in (readme, readme_tables, sentences):
         monkeypatch.setattr(module, "REFERENCE", folder)
     monkeypatch.setattr("bench.predict.shipped.REFERENCE", folder)
     return folder
@@ -659,8 +659,8 @@ README_BLOCKS = "hardware", "contributions", "speedup-picture"
 def generated() -> dict[str, str]:
     """All that is generated of README, by name."""
     blocks = {name: readme.block_text(name, readme.SHOWN) for name in README_BLOCKS}
-    known = figures.Claims(figures.REFERENCE)
-    return blocks | {name: figures.figure_text(name, known) for name in figures.FIGURES}
+    known = sentences.Claims(sentences.REFERENCE)
+    return blocks | {name: sentences.figure_text(name, known) for name in sentences.FIGURES}
 
 
 @pytest.mark.parametrize(
@@ -680,9 +680,9 @@ def test_a_figure_that_its_journal_lacks(reference, figure, journal, run):
         path = next(reference.glob(f"{journal}.json*"))
         path.write_text("[]" if path.suffix == ".json" else "")
     with pytest.raises(UserError, match=f"^the figure {figure}[ :].+") as error:
-        figures.with_figures(f"1<!--{figure}-->")
+        sentences.with_figures(f"1<!--{figure}-->")
     assert "\n" not in str(error.value)
-    assert figures.with_figures("1<!--epoch-loss-01-->") in readme_text()
+    assert sentences.with_figures("1<!--epoch-loss-01-->") in readme_text()
 
 
 def drop_runs(journal: Path, run: str) -> None:
@@ -756,8 +756,8 @@ def test_a_changed_journal_changes_readme(reference, journal, run, changed):
 def test_a_figure_of_a_technique_is_found_by_its_name(reference):
     """Also where a technique was put in before it, so that it has another number."""
     names = "h100-technique-8", "h100-after-8", "h100-10-gb", "h100-11-to-15"
-    known = figures.Claims(reference)
-    before = [figures.figure_text(name, known) for name in names]
+    known = sentences.Claims(reference)
+    before = [sentences.figure_text(name, known) for name in names]
     path = reference / "nvidia-h100" / "ladder.jsonl"
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     for line in lines:
@@ -765,8 +765,8 @@ def test_a_figure_of_a_technique_is_found_by_its_name(reference):
             for run in line["plan"]["runs"][3:]:
                 run["number"] += 1
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    known = figures.Claims(reference)
-    assert [figures.figure_text(name, known) for name in names] == before
+    known = sentences.Claims(reference)
+    assert [sentences.figure_text(name, known) for name in names] == before
     with pytest.raises(UserError, match="03-fused-adamw was measured as technique 4"):
         readme.block_text("contributions", reference)  # which tells techniques by their numbers
 

@@ -1,7 +1,7 @@
 """What is generated inside README, docs/ and the machines' pages: tables between markers, figures
 in sentences, and README's picture.
 
-bench.report.figures has the figures, and BLOCKS what writes between markers.
+bench.report.sentences has the figures, and BLOCKS what writes between markers.
 """
 
 import json
@@ -25,9 +25,9 @@ from bench.report import (
     variant_pages,
     waterfall,
 )
-from bench.report.figures import with_figures
 from bench.report.notes import provenance
 from bench.report.pictures import picture_bytes
+from bench.report.sentences import with_figures
 from bench.report.tables import excerpts_of
 from gpt_speed import gains
 from gpt_speed.common import UserError

@@ -90,7 +90,7 @@ def figure_text(name: str, claims: Claims) -> str:
     """Writes a figure of README's sentences. Raises UserError for one of an unknown name, or whose
     journal lacks it."""
     if name not in FIGURES:
-        raise UserError(f"there is no figure {name} in bench/report/figures.py")
+        raise UserError(f"there is no figure {name} in bench/report/sentences.py")
     figure = FIGURES[name]
     try:
         value = figure.value(claims)
