@@ -329,9 +329,11 @@ def what_it_tells(measurement: Measurement) -> int:
 def append(path: Path, *events: dict) -> None:
     """Adds events at the end of a journal."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab") as file:
-        if path.read_bytes()[-1:] not in (b"", b"\n"):  # a crash has cut the last line off
-            file.write(b"\n")
+    with open(path, "ab+") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # a crash has cut the last line off
+                file.write(b"\n")
         file.write("".join(json.dumps(event) + "\n" for event in events).encode())
         file.flush()
         os.fsync(file.fileno())
