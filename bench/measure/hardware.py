@@ -5,7 +5,9 @@ Nothing here multiplies in bfloat16 on a machine whose scripts train in float32.
 
 import os
 import platform
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch.utils import collect_env
@@ -172,16 +174,13 @@ def matmul_rate() -> float:
     return machine.product_rate(best_dtype()[0], minimum=0.2)
 
 
-ANSWERS = {  # to what bench.measure.environment is asked
-    function.__name__: function
-    for function in (
-        this_machine,
-        look,
-        compile_error,
-        copy_rate,
-        free_memory,
-        matmul_peak,
-        matmul_rate,
-        rank_count,
-    )
+ANSWERS: dict[str, Callable[[], Any]] = {  # to what bench.measure.environment is asked
+    "this_machine": this_machine,
+    "look": look,
+    "compile_error": compile_error,
+    "copy_rate": copy_rate,
+    "free_memory": free_memory,
+    "matmul_peak": matmul_peak,
+    "matmul_rate": matmul_rate,
+    "rank_count": rank_count,
 }
