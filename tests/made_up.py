@@ -15,7 +15,8 @@ from conftest import ROOT, SIZES
 from bench.analysis.rows import Rows
 from bench.catalogue import Run, Scripts, technique_names
 from bench.measure import launch
-from bench.measure.journal import Measurement, append, journal_of, make_result, read_journal
+from bench.measure.journal import append, journal_of, make_result, read_journal
+from bench.measure.measurement import Measurement
 from bench.measure.plan import Job, Plan, Setup
 from bench.measure.records import COMPLETE, Outcome, Status
 from bench.studies import Study

@@ -12,8 +12,8 @@ from matplotlib import pyplot as plt
 
 from bench.analysis.folders import newest_in
 from bench.analysis.limit import limit_of
-from bench.measure.journal import Measurement
 from bench.measure.launch import as_typed, command_of, compiler_cache, source_of
+from bench.measure.measurement import Measurement
 from bench.measure.plan import Job
 from bench.measure.records import Status
 from bench.measure.sizing import Length

@@ -45,8 +45,9 @@ from bench.catalogue import Run
 from bench.commands.doctor import Doctor, Fits
 from bench.common import BOOK_TOKENS, ELSEWHERE, sha256
 from bench.measure import launch, run, sizing
-from bench.measure.journal import data_of, journal_of, read_journal
+from bench.measure.journal import journal_of, read_journal
 from bench.measure.lock import locked
+from bench.measure.measurement import data_of
 from bench.measure.plan import SCRATCH, Growth, Job
 from bench.measure.records import Status
 from bench.measure.run import Resume

@@ -11,7 +11,7 @@ from typing import NamedTuple, overload
 from bench.analysis.stats import SIGNIFICANT, Estimate, Family, Values, logs_of, mean_ratio
 from bench.analysis.training import Training
 from bench.catalogue import Run, technique_names, without_effect_on_gpus
-from bench.measure.journal import Measurement
+from bench.measure.measurement import Measurement
 from bench.measure.plan import Plan
 from bench.measure.records import Outcome, Record, Result
 

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from bench import processes
 from bench.catalogue import Run
 from bench.common import BUILD, relative, remove_built, sha256
-from bench.measure.journal import Measurement, append, journal_of, make_result
+from bench.measure.journal import append, journal_of, make_result
+from bench.measure.measurement import Measurement
 from bench.measure.plan import SCRATCH, Job, Measurable, Setup
 from bench.measure.records import (
     Outcome,

@@ -12,7 +12,7 @@ from bench.common import BUILD, sha256, write_whole
 from bench.machine import Machine
 
 if TYPE_CHECKING:
-    from bench.measure.journal import Measurement
+    from bench.measure.measurement import Measurement
     from bench.measure.records import Record
 
 SEED = 123

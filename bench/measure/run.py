@@ -13,8 +13,9 @@ from bench import processes
 from bench.common import BUILD, ELSEWHERE, relative
 from bench.machine import same_machine
 from bench.measure import sizing
-from bench.measure.journal import Measurement, append, data_of, journal_of, read_journal
+from bench.measure.journal import append, journal_of, read_journal
 from bench.measure.launch import as_typed, command_of, run_job, source_of
+from bench.measure.measurement import Measurement, data_of
 from bench.measure.plan import Job, Measurable, Plan, Setup
 from bench.measure.records import Result, Status
 from bench.measure.sizing import Length, in_words

@@ -79,7 +79,7 @@ def check_traceable(program: Program, results: Path) -> None:
     for folder in (results, REFERENCE):
         why = refusal_in(folder, program)
         if why:
-            raise Untraceable(f"{why} (--retrace tries again)")
+            raise Untraceable(f"{why} (predict --retrace tries again)")
 
 
 def predict_all(

@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from bench.analysis.rows import WIDE, Row, Rows, printed
 from bench.catalogue import technique_number
-from bench.measure.journal import Measurement
+from bench.measure.measurement import Measurement
 from bench.measure.records import Record
 from gpt_speed.common import counted, listed
 

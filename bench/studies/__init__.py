@@ -9,7 +9,8 @@ from dataclasses import replace
 from bench.analysis.rows import Rows
 from bench.analysis.training import Training
 from bench.common import relative
-from bench.measure.journal import Measurement, journal_of
+from bench.measure.journal import journal_of
+from bench.measure.measurement import Measurement
 from bench.measure.plan import STEPS, TOKENS, Measurable, Plan, Setup
 from bench.measure.records import Record
 from bench.measure.run import Resume, dry_run, run_study

@@ -7,7 +7,7 @@ from bench.analysis.gradients import Verdict, verdict_of
 from bench.analysis.rows import Row, Rows
 from bench.catalogue import Run, variants_of
 from bench.common import BUILD, ROOT
-from bench.measure.journal import Measurement
+from bench.measure.measurement import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.measure.records import Record
 from bench.studies import Plans, Study

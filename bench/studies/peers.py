@@ -13,7 +13,7 @@ from bench.analysis.rows import Row, Rows
 from bench.catalogue import Run
 from bench.common import ROOT, has_option, relative, sha256
 from bench.machine import lacking
-from bench.measure.journal import Measurement
+from bench.measure.measurement import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.measure.sizing import with_batch
 from bench.report.notes import WIDE_LEGEND, machine_note

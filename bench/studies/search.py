@@ -15,7 +15,8 @@ from bench.analysis.rows import Row, Rows
 from bench.analysis.tuning import EPOCH_LOSS, Setting, setting_of
 from bench.catalogue import Run
 from bench.common import relative
-from bench.measure.journal import Measurement, journal_of, newest, read_journal
+from bench.measure.journal import journal_of, newest, read_journal
+from bench.measure.measurement import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.measure.sizing import configurations, tokens_per_epoch
 from bench.report.notes import machine_note

@@ -9,7 +9,7 @@ from textwrap import fill
 from bench.analysis.rows import Goal, Row, Rows
 from bench.analysis.tuning import DEFAULT_LOSS
 from bench.catalogue import EPOCHS, Run
-from bench.measure.journal import Measurement
+from bench.measure.measurement import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.measure.sizing import DEMO_TOKENS, tokens_per_epoch
 from bench.report.notes import machine_note

@@ -13,7 +13,7 @@ from bench import processes
 from bench.analysis.gradients import verdict_of
 from bench.analysis.rows import Row, Rows
 from bench.catalogue import Run
-from bench.measure.journal import Measurement
+from bench.measure.measurement import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.measure.records import Record
 from bench.report.notes import machine_note, speedup_note
