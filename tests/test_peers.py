@@ -18,7 +18,7 @@ from bench.measure.plan import Job
 from bench.measure.records import Status
 from bench.measure.sizing import Length
 from bench.report.notes import WIDE_LEGEND, WIDE_MARK
-from bench.report.tables import excerpts_of, text_of
+from bench.report.showable import excerpts_of, text_of
 from bench.studies import all_studies, peers
 from gpt_speed.common import UserError
 

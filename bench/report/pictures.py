@@ -3,7 +3,7 @@
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
@@ -13,6 +13,7 @@ from bench.analysis.rows import Row, Rows
 from bench.catalogue import Run
 from bench.machine import short_name
 from bench.report.notes import WIDE_MARK
+from bench.report.showable import Showable
 from bench.report.tables import factor_text, picture_name
 
 # Hues that colour-blind readers tell apart (Okabe and Ito's), of luminances that differ in grey.
@@ -147,7 +148,7 @@ def significance_colour(row: Row) -> str:
     return dict(faster=OWN, slower=ERROR).get(row.significance or "", UNSURE)
 
 
-def draw_all(studies: dict, results: Path) -> dict[str, bytes]:
+def draw_all(studies: Mapping[str, Showable], results: Path) -> dict[str, bytes]:
     """Returns {file name: picture} of all that there is to draw; a line says where matplotlib can't
     be loaded."""
     try:

@@ -6,7 +6,7 @@ bench.report.sentences has the figures, and BLOCKS what writes between markers.
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from bench.report import (
 from bench.report.notes import provenance
 from bench.report.pictures import picture_bytes
 from bench.report.sentences import with_figures
-from bench.report.tables import excerpts_of
+from bench.report.showable import Showable, excerpts_of
 from gpt_speed import gains
 from gpt_speed.common import UserError
 from gpt_speed.tables import Table, markdown
@@ -56,7 +56,7 @@ BLOCK = re.compile(
 SHOWN = REFERENCE / "amd-epyc-2-cores"
 
 
-def write_readme(studies: dict) -> bool:
+def write_readme(studies: Mapping[str, Showable]) -> bool:
     """Writes the pages' tables, two pictures and the gains that audits tell again; returns
     whether that changed a page. Raises what update does."""
     before = {page: page.read_bytes() for page in PAGES}
@@ -87,7 +87,7 @@ def gains_json() -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
-def update(text: str, machine: Path, studies: dict) -> str:
+def update(text: str, machine: Path, studies: Mapping[str, Showable]) -> str:
     """Returns a page with what stands between its markers written again, from a machine's folder,
     and the figures of its sentences. Raises UserError for a marker without its end, its figure, or
     of an unknown name, StackError, OSError."""
@@ -123,7 +123,7 @@ def block_text(name: str, machine: Path) -> str:
     return content
 
 
-def tables_of_studies(studies: dict, folder: Path) -> dict[str, str]:
+def tables_of_studies(studies: Mapping[str, Showable], folder: Path) -> dict[str, str]:
     """Returns the tables of what a folder's studies measured last, by the names in markers."""
     return {
         name: table

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from bench.analysis.rows import Row, Rows, printed
+from bench.analysis.rows import Row, printed
 from bench.analysis.stats import SIGNIFICANT
-from bench.report.notes import WIDE_LEGEND, WIDE_MARK, one_reference, rounds_note
-from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col, value_col
+from bench.report.notes import WIDE_MARK, one_reference
+from gpt_speed.tables import Column, Table, fmt, num_col, text_col, value_col
 
 
 def credited(row, name: str) -> str:
@@ -95,30 +95,6 @@ EXPECTED_LOSS = text_col("expected effect on the loss", "run.loss")
 
 
 # ---- Tables of a plan --------------------------------------------------------------------------
-
-
-def text_of(study, rows: Rows) -> str:
-    """Returns all tables of a plan that was measured, and what has to be said of them."""
-    notes = "".join(f"\n{note}\n" for note in study.notes(rows))
-    return markdown(*study.tables(rows)) + notes
-
-
-def excerpts_of(study, rows: Rows) -> dict[str, str]:
-    """Returns the tables that the markers of a page ask for, by their names."""
-    added = ""
-    if rows.measured.planned:
-        added = f"\n{rounds_note(rows)}.\n"
-    return {
-        name: with_legend(markdown(*tables)) + added
-        for name, tables in study.excerpts(rows).items()
-    }
-
-
-def with_legend(tables: str) -> str:
-    """Returns tables with what the mark in them says."""
-    if WIDE_MARK in tables:
-        return f"{tables}\n{WIDE_LEGEND}\n"
-    return tables
 
 
 def significance_or_error(row: Row) -> str:

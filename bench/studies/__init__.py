@@ -15,24 +15,20 @@ from bench.measure.plan import STEPS, TOKENS, Measurable, Plan, Setup
 from bench.measure.records import Record
 from bench.measure.run import Resume, dry_run, run_study
 from bench.predict.batches import batches_that_fit
-from bench.report.notes import full_notes
-from bench.report.tables import full_table, picture_name, text_of
+from bench.report.showable import Showable, text_of
 from bench.subcommands import Subcommand, all_in
-from gpt_speed.tables import Table, fmt
+from gpt_speed.tables import fmt
 
 BEHIND = 1000  # every position
 Plans = Generator[Plan, Measurement, None]  # what is measured; a plan comes back with its results
 
 
-class Study(Subcommand, Measurable):
-    """One measurement: how it is started, and how it is shown."""
+class Study(Subcommand, Measurable, Showable):
+    """One measurement: how it is started, measured and shown."""
 
     group = "benchmarks"
     needs_machine = True
 
-    title = ""  # its heading on a machine's page
-    position: int | None = None  # in a report, if it is part of one
-    report_options: tuple[str, ...] = ("",)  # its own, each time that a report measures it
     tokens: dict[str, int] | None = TOKENS  # of a run, per process; None: of the whole script
 
     def measures(self, args: argparse.Namespace) -> bool:
@@ -77,21 +73,6 @@ class Study(Subcommand, Measurable):
     def summary(self, record: Record, plan: Plan) -> str:
         loss = fmt(record.val_loss_after(plan.loss_tokens), ".3f") or "n/a"
         return f"{Training(record).tok_per_sec:,.0f} tok/sec, val loss {loss}"
-
-    def tables(self, rows: Rows) -> list[Table]:
-        """Returns what a report shows of a plan that was measured."""
-        return [full_table(rows)]
-
-    def notes(self, rows: Rows) -> list[str]:
-        """Returns the paragraphs below its tables."""
-        return full_notes(rows)
-
-    def excerpts(self, rows: Rows) -> dict[str, list[Table]]:
-        """Returns the tables that a marker `<!-- NAME: ... -->` in a page asks for, by NAME."""
-        return {picture_name(self.name, rows.measured.kind): self.tables(rows)}
-
-    def picture(self, rows: Rows):
-        """Returns a matplotlib figure of a plan that was measured; None: it has no picture."""
 
 
 def order_of(study: Study) -> tuple[int, str]:
