@@ -1,5 +1,7 @@
 """README's tables, and its picture with what that shows in words."""
 
+from typing import NamedTuple
+
 from bench.analysis.claims import Claims, Contribution
 from bench.analysis.folders import has_gpu
 from bench.analysis.rows import Row, ratio
@@ -24,6 +26,16 @@ EFFECTS = {  # on the loss, in plainer words than a patch's header
 }
 
 
+class HardwareLine(NamedTuple):
+    """A line of the table of hardware, as it is written."""
+
+    hardware: str
+    baseline: str  # tok/sec
+    optimized: str
+    speedup: str
+    source: str
+
+
 def hardware_table() -> Table:
     """Returns a line for each GPU that was measured, and for one that is predicted."""
     rows = [row for row in optimized_in(REFERENCE) if has_gpu(row)]
@@ -40,7 +52,7 @@ def hardware_table() -> Table:
     )
 
 
-def measured_line(row: Row) -> dict[str, str]:
+def measured_line(row: Row) -> HardwareLine:
     """Returns the ends of a machine's ladder, and on how much they rest."""
     folder = row.measured.folder.name
     source = f"[measured](results/reference/{folder}/README.md)"
@@ -48,7 +60,7 @@ def measured_line(row: Row) -> dict[str, str]:
         source += f" over {row.record.logs[-1]['step'] + 1} steps"
     if rounds_of_both(row) == 1:
         source += f", {SINGLE_RUNS}"
-    return dict(
+    return HardwareLine(
         hardware=f"{row.run.processes} × {short_name(row.measured.machine)}",
         baseline=f"{row.table[0].tok_per_sec:,.0f}",
         optimized=f"{row.tok_per_sec:,.0f}",
@@ -57,11 +69,11 @@ def measured_line(row: Row) -> dict[str, str]:
     )
 
 
-def predicted_line(name: str) -> dict[str, str]:
+def predicted_line(name: str) -> HardwareLine:
     """Returns what is predicted for a card, at the batch sizes that `make bench` takes there.
     Raises UserError where that isn't stored, StackError."""
     first, last = benched(name)
-    return dict(
+    return HardwareLine(
         hardware=f"1 × {name}",
         baseline=in_thousands(first.speeds),
         optimized=in_thousands(last.speeds),
