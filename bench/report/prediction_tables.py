@@ -162,9 +162,7 @@ class CardLine(NamedTuple):
     card: str
     gb: float
     baseline: int  # the largest batch of 00
-    optimized: (
-        str  # that of 01, with a "?" where it fits only if no more is reserved than predicted
-    )
+    optimized: str  # that of 01; with a "?" one that fits unless more is reserved
     speed: str  # of 01, in thousands
     others: str  # of other people's programs
 
