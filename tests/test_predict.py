@@ -21,7 +21,7 @@ from bench.catalogue import STAGES, Scripts, published
 from bench.cli import make_parser
 from bench.commands.predict import Predict, prices, tokens
 from bench.common import REFERENCE
-from bench.predict import meta_patches, prediction, program, shipped, store
+from bench.predict import child, meta_patches, prediction, program, shipped, store
 from bench.predict.code_hash import code_of
 from bench.predict.prediction import BATCHES, Prediction, largest_that_fits
 from bench.predict.program import Program, Untraceable, at_batch, key_of, program_of
@@ -230,6 +230,15 @@ def test_what_can_not_be_traced_is_tried_once(predicted):
         predicted.predict("good in bad", retrace=True)
     assert predicted.predict("good in bad") == first == predicted.predict("good")
     assert len(predicted.asked) == 5
+
+
+def test_another_pytorch_traces_nothing(monkeypatch):
+    """It says so before it imports what that may not have."""
+    monkeypatch.setattr(torch, "__version__", "2.12.1")
+    monkeypatch.delattr("bench.predict.trace")
+    monkeypatch.setitem(sys.modules, "bench.predict.trace", None)  # it can't be imported
+    with pytest.raises(SystemExit, match="with PyTorch 2.13, not with 2.12.1;"):
+        child.main()
 
 
 def test_a_trace_has_a_time_limit(monkeypatch):

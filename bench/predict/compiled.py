@@ -1,9 +1,9 @@
 """torch.compile on tensors without storage, for bench.predict.trace.
 
-For maintainers, with one version of PyTorch alone: most of what is imported here has no public
-name. Whoever reads stored predictions needs none of it. The compiler plans the graphs of a step,
-and its own program is run with the kernels left out. It plans for a CPU, wherever this runs:
-fusions, and so some temporaries, may differ from a GPU's.
+For maintainers, with one version of PyTorch alone (bench.predict.child): most of what is imported
+here has no public name. Whoever reads stored predictions needs none of it. The compiler plans the
+graphs of a step, and its own program is run with the kernels left out. It plans for a CPU, wherever
+this runs: fusions, and so some temporaries, may differ from a GPU's.
 """
 
 import copy
@@ -30,8 +30,6 @@ from torch._inductor.virtualized import V
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from bench.predict.meta_patches import real_compile, replaced, storage_id
-
-PYTORCH = "2.13"  # the version whose compiler and optimizers this knows from within
 
 
 def no_rng_is_recomputable(_) -> bool:

@@ -121,7 +121,7 @@ def answers_of_child(text: bytes, options: list[str], batches: Sequence[int]) ->
         script = Path(folder, "script.py")
         script.write_bytes(text)
         requests = [dict(script=str(script), options=options, batch=batch) for batch in batches]
-        command = [sys.executable, "-m", "bench.predict.trace", json.dumps(requests)]
+        command = [sys.executable, "-m", "bench.predict.child", json.dumps(requests)]
         seconds = TRACE_SECONDS * len(batches)
         try:
             code, out, err = processes.answer_of(command, "its trace", VARIABLES, seconds)
