@@ -20,9 +20,9 @@ LOADED = 300  # MiB that kernels and libraries still take of what is free
 
 
 def batches_that_fit(setup: Setup, composed: bool) -> dict[int, int]:
-    """Returns the batch sizes that take the place of the published ones on this machine's GPU, by
-    these, and tells people of them; none where those fit, and where the options choose a batch
-    size. `composed`: 01 is composed with precision-fp16 where the GPU needs it."""
+    """Returns what takes the place of each published batch size on this machine's GPU, and tells
+    people of it; nothing where those fit, or where the options choose a batch size. `composed`: 01
+    is composed with precision-fp16 where the GPU needs it."""
     if setup.device != "cuda" or has_option("--batch-size", setup.options):
         return {}
     free = min(processes.ask_machine("free_memory"))

@@ -37,7 +37,12 @@ def range_text(values: Iterable[float], form: str) -> str:
     """Returns the least and the greatest of several values, once where they are written alike; ""
     without any."""
     ordered = sorted(values)
-    return "–".join(dict.fromkeys(format(value, form) for value in ordered[:1] + ordered[-1:]))
+    if not ordered:
+        return ""
+    least, greatest = format(ordered[0], form), format(ordered[-1], form)
+    if least == greatest:
+        return least
+    return f"{least}–{greatest}"
 
 
 def bold(text: str, significance: str | None) -> str:
