@@ -7,7 +7,6 @@ journal, results/NAME.jsonl, keeps all that was measured. A script is called fas
 only if that is significant over the whole table. The exit code is 1 if a run failed.
 """
 
-import os
 import shlex
 import signal
 import sys
@@ -17,30 +16,30 @@ if __name__ == "__main__":
 
 from bench.cli import make_parser, run
 from bench.studies import Study
+from bench.terminal import exit_code_of
 from gpt_speed import children
-from gpt_speed.common import UserError
-from patches.stack import StackError
 
 
 def main() -> int:
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
-    sys.stdout.reconfigure(errors="replace")  # a terminal without × or Δ is no reason to stop
+    return exit_code_of(run_subcommand)
+
+
+def run_subcommand() -> int:
+    """Runs what the command line names; returns the exit code. Raises UserError, StackError,
+    OSError."""
     argv = sys.argv[1:]
     own, options = cut_at_dashes(argv)
+    args = make_parser().parse_args(own)
+    children.on_signals(children.interrupt)
     try:
-        args = make_parser().parse_args(own)
-        children.on_signals(children.interrupt)
         return run(args, options)
-    except (UserError, StackError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return getattr(error, "code", 1)
-    except children.Interrupted as error:
+    except children.Interrupted as interruption:
         is_study = isinstance(args.subcommand, Study)
         words = argv
-        if is_study and error.can_resume and "--resume" not in argv:
+        if is_study and interruption.can_resume and "--resume" not in argv:
             words = [args.command, "--resume", *argv[1:]]
         print(f"interrupted; to go on: python measure.py {shlex.join(words)}", file=sys.stderr)
-        return 128 + error.args[0]
+        return 128 + interruption.args[0]
 
 
 def cut_at_dashes(argv: list[str]) -> tuple[list[str], list[str]]:

@@ -9,8 +9,8 @@ together; reserved memory is that of one process.
 """
 
 import argparse
-import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from bench.catalogue import published_source
@@ -18,14 +18,18 @@ from bench.common import ROOT, relative, write_whole
 from bench.report.pictures import draw_all, load_pyplot, picture_bytes
 from bench.report.scripts import draw_scripts, latest_runs, scripts_table
 from bench.studies import all_studies
+from bench.terminal import exit_code_of
 from gpt_speed.common import UserError
 from gpt_speed.tables import markdown
-from patches.stack import StackError
 
 
 def main(argv: list[str] | None = None) -> int:
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
-    sys.stdout.reconfigure(errors="replace")  # a terminal without × or – is no reason to stop
+    return exit_code_of(partial(draw_results, argv))
+
+
+def draw_results(argv: list[str] | None) -> int:
+    """Draws what the command line names; returns the exit code. Raises UserError, StackError,
+    OSError."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -36,20 +40,20 @@ def main(argv: list[str] | None = None) -> int:
         metavar="DIR",
         help="folder of the results, and of the pictures (default: results/)",
     )
+    results = parser.parse_args(argv).results_dir
+    if not results.is_dir():
+        raise UserError(f"{results} is not a folder")
     try:
-        draw(parser.parse_args(argv).results_dir)
-    except (UserError, StackError, ImportError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        load_pyplot()
+    except ImportError as error:
+        raise UserError(str(error))
+    draw_folder(results)
     return 0
 
 
-def draw(results: Path) -> None:
+def draw_folder(results: Path) -> None:
     """Writes the pictures of a folder of results and their summary into it, and prints that. Raises
-    UserError, StackError, ImportError, OSError."""
-    if not results.is_dir():
-        raise UserError(f"{results} is not a folder")
-    load_pyplot()
+    UserError, StackError, OSError."""
     scripts, source = latest_runs(results), published_source()
     summary = (
         f"{markdown(scripts_table(scripts))}\nPublished figures: {source['gpu']},"

@@ -1,7 +1,6 @@
 """The catalogue of scripts as runs: 00, the script after each technique, 01, 02 and the
 variants; and the published figures."""
 
-import importlib.util
 import json
 import re
 import sys
@@ -12,7 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.common import REFERENCE, Machine, has_option, option_value, parse_options, trained_in
+from bench.common import REFERENCE, option_value, parse_options
+from bench.machine import Machine, in_float16, lacking
 from gpt_speed.common import UserError, counted
 from patches import stack
 
@@ -50,7 +50,8 @@ class Run:
     compared_to: str | None = None  # the name of an earlier run
     error: str | None = None  # why it can't run
     python: str | Path | None = None  # of which environment (None: that of measure.py)
-    facts: dict[str, Any] = field(default_factory=dict, hash=False)  # for its study alone
+    # What its study has set for it. The journal keeps it: other facts are another run.
+    facts: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def replace(self, **changes) -> "Run":
         return replace(self, **changes)
@@ -218,7 +219,7 @@ class Scripts:
         for number, patch in enumerate(stack.load(), 1):
             if patch.published:  # else it is expected to be as fast as the one before
                 speed = patch.published.tok_per_sec / patch.published.gpus
-            runs.append(technique_run(number, patch, speed, gpus if patch.name == "ddp" else 1))
+            runs.append(technique_run(number, patch, speed, gpus))
         return runs
 
     def select(self, techniques: str | None, runs: list[Run]) -> list[Run]:
@@ -263,10 +264,11 @@ class Scripts:
     @staticmethod
     def float16(run: Run) -> Run:
         """Returns 01 or 02, composed with FLOAT16."""
+        script = FLOAT16  # which is a variant of 01
+        if run.stage == "02":
+            script = Recipe(("02", FLOAT16)).name
         return run.replace(
-            name=f"{run.name}-{FLOAT16}",
-            label=f"{run.label} with {FLOAT16}",
-            script=FLOAT16 if run.stage == "01" else Recipe(("02", FLOAT16)).name,
+            name=f"{run.name}-{FLOAT16}", label=f"{run.label} with {FLOAT16}", script=script
         )
 
     def find(self, name: str, machine: Machine) -> Run:
@@ -277,30 +279,36 @@ class Scripts:
         if name in STAGES:
             return self.stage(name)
         base = self.stage("01")
-        runs = self.variants(base, machine, names=name)
+        runs = self.variants(base, machine, names=[name])
         return next(run for run in runs if run.script != base.script)  # not 01 without dropout
 
     def variants(
-        self, base: Run, machine: Machine, group: str | None = None, names: str | None = None
+        self,
+        base: Run,
+        machine: Machine,
+        group: str | None = None,
+        names: Sequence[str] | None = None,
     ) -> list[Run]:
         """Returns the variants of `base`, 01 or 02: those of a group, those in `names`, or all but
         the compiler's modes and checkpoints; each with every set of options that it is measured
-        with. In `names` + joins variants, each with its first set, and options behind a name take
-        their place: "data-workers --workers 8". Before a variant without dropout comes what it is
+        with. In a name + joins variants, each with its first set, and options behind it take their
+        place: "data-workers --workers 8". Before a variant without dropout comes what it is
         compared to, `base` without dropout. Raises UserError, StackError."""
         _, *variants = self.with_variants(base, machine, group, names)
         return variants
 
     def with_variants(
-        self, base: Run, machine: Machine, group: str | None = None, names: str | None = None
+        self,
+        base: Run,
+        machine: Machine,
+        group: str | None = None,
+        names: Sequence[str] | None = None,
     ) -> list[Run]:
         """Returns `base` and its variants(), as they are measured together. Raises as that."""
         patches = variants_of(base, group)
         if names is None:
-            wanted = [name for name in patches if group or name not in (COMPILER, CHECKPOINTS)]
-        else:
-            wanted = names.split(",")
-        choices = parse_variants(wanted, patches, base)
+            names = [name for name in patches if group or name not in (COMPILER, CHECKPOINTS)]
+        choices = parse_variants(names, patches, base)
         for choice in choices:
             if len(choice.patches) > 1:
                 self.text(choice.script)  # which refuses what doesn't go together
@@ -321,16 +329,16 @@ def numbers_in(text: str) -> range:
     return range(int(first), int(last or first) + 1)
 
 
-def technique_run(number: int, patch: stack.Patch, speed: float, processes: int) -> Run:
+def technique_run(number: int, patch: stack.Patch, speed: float, gpus: int) -> Run:
     """Returns the script after a technique, which is expected to train at `speed` tok/sec on each
-    A100."""
+    A100; DDP's on so many GPUs."""
     is_ddp, figures = patch.name == "ddp", patch.published
+    processes, words = 1, re.sub("^[0-9]+-", "", patch.name).replace("-", " ")
+    if is_ddp:
+        processes, words = gpus, "DDP"
     published_speed = None
     if figures and figures.gpus == processes:
         published_speed = figures.tok_per_sec
-    words = re.sub("^[0-9]+-", "", patch.name).replace("-", " ")
-    if is_ddp:
-        words = "DDP"
     return Run(
         name=Path(stack.file_of(patch.name)).stem,
         label=f"{number} {words}",
@@ -351,12 +359,12 @@ def effect_on_loss(patch: stack.Patch) -> str:
 
 
 def parse_variants(
-    wanted: Sequence[str], patches: dict[str, stack.Patch], base: Run
+    names: Sequence[str], patches: dict[str, stack.Patch], base: Run
 ) -> list[Choice]:
-    """Returns what texts such as "A" and "B+C --option 8" choose of the variants of `base`, each
+    """Returns what names such as "A" and "B+C --option 8" choose of the variants of `base`, each
     choice once. Raises UserError for an unknown one."""
     choices = []
-    for text in wanted:
+    for text in names:
         script, *options = text.split() or [""]
         parts = script.split("+")
         for part in parts:
@@ -384,7 +392,9 @@ def choices_of(script: str, patches: list[stack.Patch], typed: list[str]) -> lis
 def runs_of(choices: list[Choice], base: Run, machine: Machine) -> list[Run]:
     """Returns `base` and the runs of these variants of it. Before a variant without dropout comes
     `base` without dropout. Raises UserError where two would have one name."""
-    base = as_baseline(base, machine)
+    base = base.replace(published=None, loss=None)
+    if base.torchrun and machine["gpus"] == 1:
+        base = base.replace(error="needs two or more GPUs")
     runs = [base]
     for choice in choices:
         reference = at_dropout_of(choice.options, base)
@@ -405,13 +415,6 @@ def variants_of(base: Run, group: str | None = None) -> dict[str, stack.Patch]:
         and "Group" in patch.fields
         and group in (None, patch.fields["Group"])
     }
-
-
-def as_baseline(base: Run, machine: Machine) -> Run:
-    """Returns 01 or 02 as what variants are compared to on a machine."""
-    is_alone = base.torchrun and machine["gpus"] == 1
-    error = "needs two or more GPUs" if is_alone else None
-    return base.replace(published=None, loss=None, error=error)
 
 
 def variant_run(choice: Choice, reference: Run, machine: Machine) -> Run:
@@ -474,50 +477,3 @@ def check_names(runs: list[Run]) -> None:
                 " for one at a time",
                 2,
             )
-
-
-def in_float16(machine: Machine, options: list[str]) -> bool:
-    """Returns whether 01 and 02 shall be composed with FLOAT16: on a GPU whose tensor
-    cores don't multiply bfloat16, unless `options` choose the type."""
-    return (
-        machine["gpus"] > 0
-        and 7 <= float(machine.get("capability") or 0) < 8
-        and not has_option("--dtype", options)
-    )
-
-
-def lacking(needs: str, machine: Machine) -> str | None:
-    """Returns the first thing that a variant needs and this machine lacks, as a row says it."""
-    for need in needs.split(", "):
-        if not has(machine, need):
-            return f"needs {need}"
-    return None
-
-
-def has(machine: Machine, need: str) -> bool:
-    """Returns whether a machine has what a patch's header says that a variant needs, such as
-    "package bitsandbytes" or "compute capability 8.9"."""
-    match need.split():
-        case ["package", name]:
-            return importlib.util.find_spec(name) is not None
-        case ["an", "NVIDIA", "GPU"]:
-            return machine["gpus"] > 0 and not is_amd(machine)
-        case ["bfloat16", "units"]:
-            return trained_in(machine) != "float32"
-        case ["compute", "capability", least]:
-            return has_capability(machine, float(least))
-    return True
-
-
-def is_amd(machine: Machine) -> bool:
-    """Returns whether its GPUs are AMD's, for which PyTorch has no version of CUDA."""
-    return machine["gpus"] > 0 and machine.get("cuda", "") is None
-
-
-def has_capability(machine: Machine, least: float) -> bool:
-    """Returns whether a GPU has at least this compute capability. A CPU has none, and variants may
-    emulate there; AMD counts in another way."""
-    capability = machine.get("capability")
-    if not capability:
-        return True
-    return not is_amd(machine) and float(capability) >= least

@@ -8,8 +8,9 @@ from pathlib import Path
 from bench import commands
 from bench.catalogue import Scripts
 from bench.commands import Command
-from bench.common import ROOT, Machine
-from bench.measure import machine
+from bench.common import ROOT
+from bench.machine import Machine
+from bench.measure import look
 from bench.measure.lock import measuring
 from bench.measure.plan import Setup
 from bench.studies import Study, all_studies
@@ -24,8 +25,6 @@ EXAMPLES = """examples:
   python measure.py ladder --dry-run              what would run, and about how long
   python measure.py ladder -- --model gpt2        what follows -- goes to every script
 """
-# Options, the folders that are their defaults, and what those hold.
-FOLDERS = {"--data": ("data", "tokens"), "--results-dir": ("results", "results")}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -70,14 +69,20 @@ def listing_of(group: str, subcommands: Sequence[Subcommand]) -> str:
 def add_options(parser: argparse.ArgumentParser, subcommand: Subcommand) -> None:
     """Adds what all subcommands take, then the subcommand's own options."""
     parser.set_defaults(subcommand=subcommand)
-    for option, (folder, content) in FOLDERS.items():
-        parser.add_argument(
-            option,
-            type=Path,
-            default=ROOT / folder,
-            metavar="DIR",
-            help=f"folder of the {content} (default: {folder}/ next to this script)",
-        )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=ROOT / "data",
+        metavar="DIR",
+        help="folder of the tokens (default: data/ next to this script)",
+    )
+    parser.add_argument(
+        "--results-dir",
+        type=Path,
+        default=ROOT / "results",
+        metavar="DIR",
+        help="folder of the results (default: results/ next to this script)",
+    )
     subcommand.options(parser)
     if isinstance(subcommand, Study):
         add_measuring_options(parser, subcommand)
@@ -85,9 +90,9 @@ def add_options(parser: argparse.ArgumentParser, subcommand: Subcommand) -> None
 
 def add_measuring_options(parser: argparse.ArgumentParser, study: Study) -> None:
     """Adds how often and how long the runs of a study train, and how it is started."""
-    by_device = "{cuda:,} on a GPU, {cpu:,} on a CPU"
-    rounds = by_device.format(**study.rounds)
-    tokens = by_device.format(**study.tokens) if study.tokens else "the scripts' own length"
+    rounds, tokens = by_device(study.rounds), "the scripts' own length"
+    if study.tokens:
+        tokens = by_device(study.tokens)
     parser.add_argument(
         "--rounds",
         type=positive,
@@ -110,6 +115,10 @@ def add_measuring_options(parser: argparse.ArgumentParser, study: Study) -> None
     )
 
 
+def by_device(numbers: dict[str, int]) -> str:
+    return f"{numbers['cuda']:,} on a GPU, {numbers['cpu']:,} on a CPU"
+
+
 def run(args: argparse.Namespace, options: list[str]) -> int:
     """Runs a subcommand; returns its exit code. Raises UserError, StackError, OSError."""
     subcommand, here = args.subcommand, Machine()
@@ -118,5 +127,5 @@ def run(args: argparse.Namespace, options: list[str]) -> int:
         lock = measuring(args.results_dir)
     with lock:
         if subcommand.needs_machine:
-            here = machine.describe_here()
+            here = look.describe_here()
         return subcommand.run(Setup(here, Scripts(), args.data, args.results_dir, args, options))

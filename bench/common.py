@@ -4,13 +4,12 @@ import hashlib
 import importlib.util
 import json
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypedDict
+from typing import Any
 
 from gpt_speed.common import UserError
 from patches import stack
@@ -21,42 +20,9 @@ REFERENCE = ROOT / "results" / "reference"
 BOOK_TOKENS = 414_009  # of the book to train on: 404 windows of 1,024
 # What well-formed JSON with the wrong content can raise, somewhere on its way to a page.
 DAMAGE = LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError
-# What a short name of a machine leaves out of the name that the machine gives itself.
-LEFT_OUT = (
-    r"\((R|TM)\)",
-    r"( CPU)? @.*$",  # the clock rate
-    r" Processor$",
-    r"^NVIDIA (GeForce )?",
-    r" \d+GB HBM\w+$",
-    r" \d+GB(?= PCIe$)",
-    r"-\d+GB$",
-)
 ELSEWHERE = (
     "for a new report, name another folder: make report RESULTS=FOLDER, or --results-dir FOLDER"
 )
-
-
-class Machine(TypedDict, total=False):
-    """What a study has to know of a machine, by bench.measure.hardware.this_machine. Journals keep
-    it; older ones lack some of it."""
-
-    device: str  # "cuda" or "cpu"
-    gpus: int  # that PyTorch can use
-    name: str  # of the GPU, or else of the CPU
-    cpu: str
-    torch: str  # its version
-    python: str
-    os: str
-    threads: int  # of PyTorch on the CPU
-    cores: int | None  # that a process may run on
-    compiles: bool  # whether torch.compile works
-    driver: str | None  # the GPU's
-    capability: str | None  # the GPU's compute capability, such as "8.0"
-    cuda: str | None  # the version that PyTorch was built with
-    ram_gb: float | None  # of the host, GB of 1024³ bytes
-    dtype: str  # that the optimized scripts train in here, "bfloat16" or "float32"
-    dtype_reason: str
-    gpu_needs: str | None  # what is missing before PyTorch computes on the GPU
 
 
 def relative(part: Any) -> str:
@@ -88,45 +54,6 @@ def option_value(name: str, words: Iterable[str]) -> str:
 
 def has_option(name: str, words: Iterable[str]) -> bool:
     return any(option == name for option, _ in parse_options(words))
-
-
-def short_name(machine: Machine) -> str:
-    """Returns a machine's name as pictures show it: "H100", "T4 (float32)"."""
-    name = machine["name"]
-    for part in LEFT_OUT:
-        name = re.sub(part, "", name, flags=re.IGNORECASE)
-    if trained_in(machine) != "bfloat16":
-        name += f" ({trained_in(machine)})"
-    return name
-
-
-def trained_in(machine: Machine) -> str:
-    """Returns the type that the optimized scripts train in there, bfloat16 or float32."""
-    # Older journals don't tell; their machines had bfloat16 units.
-    return machine.get("dtype", "bfloat16")
-
-
-def machine_difference(one: Machine, other: Machine) -> str | None:
-    """Returns, with both values, what keeps figures of one machine from standing for the other's;
-    None where nothing does. A GPU may have another host. One name of a CPU may stand for several
-    generations, which `cpu` tells apart; a process may have been given fewer cores; and
-    torch.compile may have begun to work."""
-    names = ["name", "device", "gpus", "torch"]
-    if_known = ["compiles"]  # which older journals lack
-    if one.get("device") == "cpu":
-        names += ["cpu", "threads"]
-        if_known += ["cores"]
-    names += [name for name in if_known if None not in (one.get(name), other.get(name))]
-    for name in names:
-        if one.get(name) != other.get(name):
-            return f"{name}: {one.get(name)}, here: {other.get(name)}"
-    if trained_in(one) != trained_in(other):
-        return f"dtype: {trained_in(one)}, here: {trained_in(other)}"
-    return None
-
-
-def same_machine(one: Machine, other: Machine) -> bool:
-    return machine_difference(one, other) is None
 
 
 def sha256(data: bytes) -> str:

@@ -76,7 +76,9 @@ def git_commit() -> str | None:
     if not commit:
         return None
     edited, *_ = answer_of(["git", "diff", "--quiet", "HEAD", "--", ".", ":!results"], "git diff")
-    return f"{commit}+" if edited else commit
+    if edited:
+        return f"{commit}+"
+    return commit
 
 
 def head_of(clone: Path) -> str | None:
@@ -85,7 +87,9 @@ def head_of(clone: Path) -> str | None:
     if not (clone / ".git").exists() or not shutil.which("git"):
         return None
     failed, commit, _ = answer_of(["git", "-C", clone, "rev-parse", "HEAD"], "git rev-parse")
-    return None if failed else commit.strip()
+    if failed:
+        return None
+    return commit.strip()
 
 
 def prepare_tokens(folder: Path) -> None:

@@ -24,14 +24,14 @@ sys.path.insert(0, str(ROOT))
 
 from bench.catalogue import published  # noqa: E402
 from bench.common import write_whole  # noqa: E402
-from bench.predict.reference import (  # noqa: E402
+from bench.predict.prediction import Prediction  # noqa: E402
+from bench.predict.shipped import (  # noqa: E402
     GPT2,
     options_of,
     prediction_of,
     published_others,
     scripts,
 )
-from bench.predict.store import Prediction  # noqa: E402
 from bench.report.pictures import (  # noqa: E402
     DARK,
     LIGHT,
@@ -40,7 +40,6 @@ from bench.report.pictures import (  # noqa: E402
     picture_bytes,
     rows_of_panels,
 )
-from bench.report.prediction_tables import beside  # noqa: E402
 from gpt_speed.cards import CARDS  # noqa: E402
 from gpt_speed.speed import LEAST_BATCH, Work, is_compiled, is_inside, margin  # noqa: E402
 from gpt_speed.tables import Table, markdown, num_col, text_col  # noqa: E402
@@ -57,6 +56,11 @@ TIED, TIED_MEDIUM = 124.5 / 163.0, 354.9 / 406.4
 
 Step = list[Work]
 Rule = Callable[[Step, int], Step]  # from a step and its batch size
+
+
+def beside(measured: float, predicted: float, **about) -> dict:
+    """Returns a row of a table of measured, or published, figures and predicted ones."""
+    return about | dict(measured=measured, predicted=predicted, error=predicted / measured - 1)
 
 
 def scaled(kind: str, size: float, kernels: float = 1) -> Rule:

@@ -84,7 +84,7 @@ def without_bfloat16():
 
 def skip_without(needs: str) -> None:
     """Skips a test of a variant whose header says that it needs what isn't here."""
-    from bench.catalogue import lacking
+    from bench.machine import lacking
 
     missing = lacking(needs, dict(gpus=0))
     if missing:

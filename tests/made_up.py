@@ -15,7 +15,8 @@ from conftest import ROOT, SIZES
 from bench.analysis.rows import Rows
 from bench.catalogue import Run, Scripts, technique_names
 from bench.measure import launch
-from bench.measure.journal import Measurement, append, journal_of, make_result, read_journal
+from bench.measure.journal import append, journal_of, make_result, read_journal
+from bench.measure.measurement import Measurement
 from bench.measure.plan import Job, Plan, Setup
 from bench.measure.records import COMPLETE, Outcome, Status
 from bench.studies import Study
@@ -280,6 +281,7 @@ class Children:
     def __init__(self, monkeypatch, build: Path, machine: dict = CPU):
         self.ran, self.calls, self.asked = [], [], []
         self.does, self.stop_at, self.refuses = {}, None, None
+        self.out_of_ram = 0  # programs that Linux has ended for want of RAM; None: it doesn't tell
         self.answers = dict(
             this_machine=machine,
             matmul_peak=PEAK,
@@ -295,19 +297,21 @@ class Children:
         return {
             "gpt_speed.children.run_child": self.run_child,
             "bench.processes.ask_machine": self.ask_machine,
-            "bench.measure.machine.describe_here": lambda: self.answers["this_machine"],
+            "bench.measure.look.describe_here": lambda: self.answers["this_machine"],
             "bench.measure.sizing.configurations": self.configurations,
             "bench.processes.git_commit": lambda: "0123456789abcdef",
         }
 
     def surroundings(self, build: Path) -> dict[str, object]:
         """By its name in the tools, what else differs: the folder that they build in, the one whose
-        processes are theirs, and the order of runs, which here is that of the plan."""
+        processes are theirs, the order of runs, which here is that of the plan, and Linux's
+        counter."""
         modules = ("common", "measure.launch", "measure.plan", "measure.run")
         return {
             **{f"bench.{module}.BUILD": build for module in modules},
             "gpt_speed.children.HOME": build.parent,
             "bench.measure.run.order_seed": lambda id: None,
+            "bench.measure.launch.programs_out_of_ram": lambda: self.out_of_ram,
         }
 
     def run_child(self, command, timeout=None, cores=None, environment=None):

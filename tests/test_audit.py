@@ -22,7 +22,7 @@ from made_up import copy_of_checkout
 
 from bench.commands.audit import Audit
 from bench.measure.lock import locked
-from bench.predict.store import run_traces
+from bench.predict.program import run_traces
 from bench.report.page import write_html
 from gpt_speed import cli
 from gpt_speed.audit import marks, render

@@ -31,7 +31,7 @@ from conftest import (
     write_ids,
 )
 
-from bench.catalogue import lacking as lacking_here
+from bench.machine import lacking as lacking_here
 from patches import stack
 
 GOLDEN = Path(__file__).with_name("golden.json")

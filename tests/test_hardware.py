@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench import cli, processes
 from bench.commands.doctor import Doctor
-from bench.common import same_machine, short_name, trained_in
+from bench.machine import same_machine, short_name, trained_in
 from bench.measure import environment, hardware, sizing
 from bench.measure.environment import Build, Gpu
 from bench.predict import batches
@@ -194,7 +194,7 @@ def test_a_variant_is_run_where_there_are_units_for_it(kind, tmp_path):
     """One that multiplies in bfloat16 isn't begun where that takes an hour."""
     machine = hardware.this_machine()
     scripts = setup_of(tmp_path, machine).scripts
-    names = "precision-autocast,precision-fp16,model-mixture"
+    names = ["precision-autocast", "precision-fp16", "model-mixture"]
     runs = scripts.variants(scripts.stage("01"), machine, names=names)
     has_units = kind.of_the_tools[0] == BFLOAT16
     assert {run.script: run.error for run in runs} == {
@@ -435,7 +435,7 @@ def test_a_driver_that_is_too_old_is_told_everywhere(monkeypatch, tmp_path, caps
     assert here["gpu_needs"].startswith(TOLD_OLD)
     monkeypatch.setattr(processes, "ask_machine", dict(compile_error=None).__getitem__)
     assert f"missing        {here['gpu_needs']}\n" in Doctor().answer(setup_of(tmp_path, here))
-    monkeypatch.setattr("bench.measure.machine.describe_here", lambda: here)
+    monkeypatch.setattr("bench.measure.look.describe_here", lambda: here)
     monkeypatch.setattr(
         sizing,
         "configurations",

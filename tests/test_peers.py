@@ -12,13 +12,13 @@ from matplotlib import pyplot as plt
 
 from bench.analysis.folders import newest_in
 from bench.analysis.limit import limit_of
-from bench.measure.journal import Measurement
 from bench.measure.launch import as_typed, command_of, compiler_cache, source_of
+from bench.measure.measurement import Measurement
 from bench.measure.plan import Job
 from bench.measure.records import Status
 from bench.measure.sizing import Length
 from bench.report.notes import WIDE_LEGEND, WIDE_MARK
-from bench.report.tables import excerpts_of, text_of
+from bench.report.showable import excerpts_of, text_of
 from bench.studies import all_studies, peers
 from gpt_speed.common import UserError
 
@@ -435,5 +435,5 @@ def test_the_limit_of_01(setup_for, dtype, size):
     row = next(row for row in rows if row.run.stage == "01")
     bytes_per_token = size * (5 * 600_000 + 7 * 4_571_428 / row.record.tokens_per_step)
     limit = 1 / (16e9 / 8e12 + bytes_per_token / 1e9)
-    assert limit_of(row) == pytest.approx(limit)
+    assert limit_of(row) == pytest.approx((limit, 8e12, 1e9))
     assert f"allow {limit:,.0f} tok/sec; it reaches {50 / limit:.2f}" in text_of(STUDY, rows)

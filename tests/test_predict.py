@@ -21,17 +21,11 @@ from bench.catalogue import STAGES, Scripts, published
 from bench.cli import make_parser
 from bench.commands.predict import Predict, prices, tokens
 from bench.common import REFERENCE
-from bench.predict import meta_patches, reference, store
+from bench.predict import child, meta_patches, prediction, program, shipped, store
 from bench.predict.code_hash import code_of
-from bench.predict.store import (
-    Prediction,
-    Sizes,
-    at_batch,
-    key_of,
-    largest_that_fits,
-    predict_all,
-    program_of,
-)
+from bench.predict.prediction import BATCHES, Prediction, largest_that_fits
+from bench.predict.program import Program, Untraceable, at_batch, key_of, program_of
+from bench.predict.store import Sizes, predict_all
 from bench.predict.trace import Recorder
 from bench.report import prediction_tables
 from gpt_speed import children, speed
@@ -39,6 +33,7 @@ from gpt_speed.cards import CARDS, FILE, PEAK_FLOPS, Card, named
 from gpt_speed.common import UserError
 from gpt_speed.memory import (
     MIB,
+    OTHERS,
     Allocator,
     DoesNotFit,
     Event,
@@ -90,7 +85,7 @@ def test_a_full_card_gives_free_segments_back_first():
     assert simulate(events, capacity=90 * MIB).peak_reserved == 70 * MIB
     assert memory_need(events) == MemoryNeed(reserved=100, minimum=70)
     needs = {8: MemoryNeed(900, 800), 16: MemoryNeed(1800, 1500), 24: MemoryNeed(2000, 2000)}
-    assert [largest_that_fits(needs, store.OTHERS + mib) for mib in (799, 800, 2100)] == [0, 8, 16]
+    assert [largest_that_fits(needs, OTHERS + mib) for mib in (799, 800, 2100)] == [0, 8, 16]
     assert [largest_that_fits(needs, 2100, 24, others) for others in (100, 101)] == [24, 0]
     with pytest.raises(DoesNotFit):  # a segment of which a part is in use can't go
         simulate(
@@ -143,10 +138,10 @@ def predicted(tmp_path, monkeypatch):
         asked.extend([(text, options, [*batches])] if batches else [])
         traces = {batch: trace_of(text, batch) for batch in batches}
         if any(trace is None and batch not in optional for batch, trace in traces.items()):
-            raise UserError("it can't be traced")
+            raise Untraceable("it can't be traced")
         return {batch: trace for batch, trace in traces.items() if trace}
 
-    monkeypatch.setattr(store, "run_traces", run_traces)
+    monkeypatch.setattr(program, "run_traces", run_traces)
     monkeypatch.setattr(store, "REFERENCE", tmp_path / "reference")
     return SimpleNamespace(
         asked=asked,
@@ -207,10 +202,54 @@ def test_two_predictions_at_once_are_both_stored(predicted, monkeypatch):
 
 
 def test_sizes_that_a_script_refuses_are_left_out(predicted):
-    assert set(predicted.predict("refuses", [], Sizes(1)).needs) == {*store.BATCHES} - {2}
+    assert set(predicted.predict("refuses", [], Sizes(1)).needs) == {*BATCHES} - {2}
     for script, batch in (("refuses", 2), ("bad", None)):
         with pytest.raises(UserError, match="traced"):
             predicted.predict(script, [], Sizes(batch=batch))
+
+
+def test_a_size_that_a_script_refuses_is_asked_for_once(predicted):
+    for _ in range(2):
+        predicted.predict("refuses", [], Sizes(1))
+    assert [sizes for _, _, sizes in predicted.asked] == [[8, 16], [1, 2, 4]]
+
+
+def test_what_can_not_be_traced_is_tried_once(predicted):
+    """Until its code is another one, or --retrace asks for it. What was predicted of older code
+    stays."""
+    for _ in range(2):
+        with pytest.raises(UserError, match="^it can't be traced"):
+            predicted.predict("bad")
+    assert len(predicted.asked) == 1
+    for again in (("bad", dict(retrace=True)), ("bad in other_code", {})):
+        with pytest.raises(UserError, match="^it can't be traced$"):
+            predicted.predict(again[0], **again[1])
+    assert len(predicted.asked) == 3
+    first = predicted.predict("good")
+    with pytest.raises(UserError):
+        predicted.predict("good in bad", retrace=True)
+    assert predicted.predict("good in bad") == first == predicted.predict("good")
+    assert len(predicted.asked) == 5
+
+
+def test_another_pytorch_traces_nothing(monkeypatch):
+    """It says so before it imports what that may not have."""
+    monkeypatch.setattr(torch, "__version__", "2.12.1")
+    monkeypatch.delattr("bench.predict.trace")
+    monkeypatch.setitem(sys.modules, "bench.predict.trace", None)  # it can't be imported
+    with pytest.raises(SystemExit, match="with PyTorch 2.13, not with 2.12.1;"):
+        child.main()
+
+
+def test_a_trace_has_a_time_limit(monkeypatch):
+    """For each batch size as much."""
+    run_child, hangs = children.run_child, [sys.executable, "-c", "import time; time.sleep(300)"]
+    monkeypatch.setattr(
+        children, "run_child", lambda command, *args, **how: run_child(hangs, *args, **how)
+    )
+    monkeypatch.setattr(program, "TRACE_SECONDS", 0.25)
+    with pytest.raises(UserError, match="^what it takes can't be predicted: .* within 0.5 s$"):
+        program.run_traces(b"", SMALL, [1, 2])
 
 
 def test_the_code_of_a_script():
@@ -304,19 +343,19 @@ def test_all_are_predicted(predicted):
     text = predicted.file.read_text()
     predicted.file.write_text(text.replace(code_of(b"b"), "before"))
     predicted.all(names)
-    assert traced() == {b"b", b"bad"} and predicted.file.read_text() == text
+    assert traced() == {b"b"} and predicted.file.read_text() == text
     predicted.all(names, retrace=True)
     assert traced() == {b"a", b"b", b"bad", b"odd"} and predicted.file.read_text() == text
     with pytest.raises(KeyboardInterrupt):
         predicted.all(["new", "interrupts"])
-    assert list(json.loads(predicted.file.read_text())) == ["a", "b", "odd", "new"]
+    assert list(json.loads(predicted.file.read_text())) == ["a", "b", "bad", "odd", "new"]
 
 
 def test_what_is_committed():
     """It is as near to what was published as docs/predictions.md says, and no other than the pages
     need, whichever version of the scripts it is of."""
     stored = json.loads((REFERENCE / "predict.json").read_text())
-    assert not stored.keys() - {key_of(SCRIPTS, *pair) for pair in reference.wanted()}
+    assert not stored.keys() - {key_of(SCRIPTS, *pair) for pair in shipped.wanted()}
     for run in RUNGS:
         own = stored[key_of(SCRIPTS, run.script, ["--model", "gpt2"])]
         assert own["code"] and own["needs"]["8" if run.number < 10 else "32"][0] > 0
@@ -328,7 +367,7 @@ def shallow(name) -> bytes:
 
 
 def traced(name, options: list[str], batch: int = 8) -> dict:
-    return store.run_traces(shallow(name), options, [batch])[batch]
+    return program.run_traces(shallow(name), options, [batch])[batch]
 
 
 def peak(events: list[Event]) -> int:
@@ -389,12 +428,11 @@ def test_what_takes_less_memory():
 def test_batches_of_one_process():
     """Larger ones follow from two; none depends on those before it, nor on one that is refused."""
     text = shallow("13-loss-in-graph")  # after it small batches have fewer chunks of logits
-    events = [trace["events"] for trace in store.run_traces(text, SMALL, [8, 16, 32]).values()]
-    assert (
-        at_batch(32, *events[:2]) == events[2] == store.run_traces(text, SMALL, [32])[32]["events"]
-    )
+    events = [trace["events"] for trace in program.run_traces(text, SMALL, [8, 16, 32]).values()]
+    (alone,) = program.run_traces(text, SMALL, [32]).values()
+    assert at_batch(32, *events[:2]) == events[2] == alone["events"]
     options = [*SMALL, "--micro-batches", "4", "--no-compile"]
-    traces = store.run_traces(shallow("step-accumulation"), options, [2, 4], optional=[2])
+    traces = program.run_traces(shallow("step-accumulation"), options, [2, 4], optional=[2])
     assert traces.keys() == {4} and traces[4]["tokens"] == 4 * 256
 
 
@@ -419,8 +457,9 @@ def test_batches_of_one_process():
     ],
 )
 def test_what_can_not_be_traced_is_said_in_a_line(name, options, says):
-    with pytest.raises(UserError, match=f"^.*{re.escape(says)}.*$"):
+    with pytest.raises(UserError, match=f"^.*{re.escape(says)}.*$") as refusal:
         traced(name, [*SMALL, *options])
+    assert isinstance(refusal.value, Untraceable) is says.endswith(("can", "can't", "traced"))
 
 
 @pytest.mark.parametrize(
@@ -448,7 +487,7 @@ def test_a_child_that_breaks(monkeypatch):
         ),
     )
     with pytest.raises(UserError, match="^what it takes can't be predicted: no memory$"):
-        store.run_traces(b"", SMALL, [1])
+        program.run_traces(b"", SMALL, [1])
 
 
 @pytest.mark.slow
@@ -681,8 +720,8 @@ def test_the_table_of_the_command(command):
     assert text.count("| optimizer-muon |") == 1
     assert ["--model", "gpt2", "--no-compile"] in asked
     hours = [10e9 / speed / 3600 for speed in reversed(known.speeds(32, CARDS["L4"]))]
-    cost = store.span([0.5 * time for time in hours])
-    assert f"| {store.span(hours)} | {cost} |" in answer(gpu="L4", tokens=10e9, price=[0.5])
+    cost = prediction.span([0.5 * time for time in hours])
+    assert f"| {prediction.span(hours)} | {cost} |" in answer(gpu="L4", tokens=10e9, price=[0.5])
 
 
 @pytest.mark.parametrize(
@@ -812,7 +851,7 @@ def test_pages_have_the_tables(rows):
 
     assert markdown(CHECK.accuracy_table(rows)) in text_of("predictions")
     assert markdown(CHECK.memory_table()) in text_of("predictions")
-    times = reference.prediction_of("01", CHECK.GPT2).seconds(32, CARDS["H100"])
+    times = shipped.prediction_of("01", CHECK.GPT2).seconds(32, CARDS["H100"])
     for kind, spent in times.items():  # where a step of 01 goes
         assert not spent or f"| {kind} | {1000 * spent:.1f} |" in text_of("predictions"), kind
 
@@ -826,7 +865,7 @@ def test_what_others_measured(card, text):
 
 
 def test_rules_count_what_differs():
-    by_hand = reference.prediction_of("06-native-layers", CHECK.GPT2)
+    by_hand = shipped.prediction_of("06-native-layers", CHECK.GPT2)
 
     def work(kind: str, is_matmul: bool, *rules: str) -> Work:
         (work,) = (
@@ -855,11 +894,11 @@ def test_rules_count_what_differs():
 
 def test_sizes_of_two_scripts_do_not_mix(monkeypatch, tmp_path):
     """A stored prediction of an older script that lacks a size is made anew as a whole."""
-    program = store.Program("made-up", b"now", [])
-    sizes = {size: MemoryNeed(0, 1) for size in store.BATCHES}
-    older = store.Prediction(sizes, {}, 16, 1, code_of(b"before"))
+    program = Program("made-up", b"now", [])
+    sizes = {size: MemoryNeed(0, 1) for size in BATCHES}
+    older = Prediction(sizes, {}, 16, 1, code_of(b"before"))
     newer = older._replace(code=code_of(b"now"))
-    monkeypatch.setattr(store, "load", lambda key, *folders: older)
+    monkeypatch.setattr(store, "load_prediction", lambda key, *folders: older)
     monkeypatch.setattr(store, "traced", lambda program: newer)
     monkeypatch.setattr(
         store,

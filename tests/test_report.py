@@ -31,12 +31,21 @@ from bench import cli
 from bench.analysis import claims
 from bench.analysis.folders import newest_in, rows_in
 from bench.analysis.gains import Gain
-from bench.analysis.rows import Rows, printed
+from bench.analysis.rows import Goal, Rows, printed
 from bench.analysis.totals import totals_in
 from bench.common import REFERENCE
 from bench.measure.journal import read_journal
-from bench.measure.machine import read_look
-from bench.report import page, readme, technique_pages, to_loss, variant_pages, waterfall
+from bench.measure.look import read_look
+from bench.report import (
+    page,
+    readme,
+    readme_tables,
+    sentences,
+    technique_pages,
+    to_loss,
+    variant_pages,
+    waterfall,
+)
 from bench.report.machine_section import headline
 from bench.report.notes import full_notes, provenance
 from bench.report.pictures import place_of
@@ -231,7 +240,8 @@ def test_the_title_of_times_to_a_loss():
     """Where the best script isn't significantly faster it tells of 01."""
     (rows,) = newest_in(REFERENCE / "nvidia-h200", "time-to-loss")
     (target,) = rows.measured.plan.targets.values()
-    finding, _, shows = time_to_loss.title_of(rows, target).partition("\n")
+    title = time_to_loss.title_with_finding(rows, target)
+    finding, _, shows = title.partition("\n")
     assert finding == "01 takes 27.0 s to the loss, 00 takes 14.5 s"
     assert "5.22" in shows
 
@@ -573,9 +583,9 @@ def test_the_pages_are_what_the_command_writes():
         text = path.read_bytes().decode()
         blocks |= {block["name"] for block in readme.BLOCK.finditer(text)}
         assert update(text, readme.SHOWN) == text, path.name
-    assert readme.BLOCKS.keys() <= blocks
+    assert readme.BLOCKS.keys() | readme.MACHINE_BLOCKS.keys() <= blocks
     assert all({"Use", "Limits"} <= patch.fields.keys() for patch in stack.load())
-    assert readme.EFFECTS.keys() <= {patch.name for patch in stack.load()}
+    assert readme_tables.EFFECTS.keys() <= {patch.name for patch in stack.load()}
 
 
 # ---- README's figures --------------------------------------------------------------------------
@@ -604,7 +614,7 @@ def readme_text() -> str:
 def test_no_figure_of_readme_is_typed():
     """Code shows commands and what they printed, as does the audit's table."""
     text = re.sub(r"```.*?```|^\|.*?$", "", readme_text(), flags=re.DOTALL | re.MULTILINE)
-    text = " ".join(readme.FIGURE.sub("", readme.BLOCK.sub("", text)).split())
+    text = " ".join(sentences.FIGURE.sub("", readme.BLOCK.sub("", text)).split())
     for words in NOT_MEASURED:
         assert text.count(words) == 1, words
         text = text.replace(words, "")
@@ -623,8 +633,8 @@ def test_the_audit_in_readme_is_as_an_audit_prints_it():
 
 
 def test_every_figure_stands_in_readme():
-    names = {name for _, name in readme.FIGURE.findall(readme_text())}
-    assert names == readme.FIGURES.keys()
+    names = {name for _, name in sentences.FIGURE.findall(readme_text())}
+    assert names == sentences.FIGURES.keys()
 
 
 def test_readme_is_short():
@@ -640,8 +650,9 @@ def reference(tmp_path, monkeypatch):
     """A copy of results/reference from which README is generated."""
     folder = tmp_path / "reference"
     shutil.copytree(REFERENCE, folder, ignore=shutil.ignore_patterns("*.png", "search*"))
-    monkeypatch.setattr(readme, "REFERENCE", folder)
-    monkeypatch.setattr("bench.predict.reference.REFERENCE", folder)
+    for module in (readme, readme_tables, sentences):
+        monkeypatch.setattr(module, "REFERENCE", folder)
+    monkeypatch.setattr("bench.predict.shipped.REFERENCE", folder)
     return folder
 
 
@@ -651,8 +662,8 @@ README_BLOCKS = "hardware", "contributions", "speedup-picture"
 def generated() -> dict[str, str]:
     """All that is generated of README, by name."""
     blocks = {name: readme.block_text(name, readme.SHOWN) for name in README_BLOCKS}
-    known = readme.Claims(readme.REFERENCE)
-    return blocks | {name: readme.figure_text(name, known) for name in readme.FIGURES}
+    known = sentences.Claims(sentences.REFERENCE)
+    return blocks | {name: sentences.figure_text(name, known) for name in sentences.FIGURES}
 
 
 @pytest.mark.parametrize(
@@ -672,9 +683,9 @@ def test_a_figure_that_its_journal_lacks(reference, figure, journal, run):
         path = next(reference.glob(f"{journal}.json*"))
         path.write_text("[]" if path.suffix == ".json" else "")
     with pytest.raises(UserError, match=f"^the figure {figure}[ :].+") as error:
-        readme.with_figures(f"1<!--{figure}-->")
+        sentences.with_figures(f"1<!--{figure}-->")
     assert "\n" not in str(error.value)
-    assert readme.with_figures("1<!--epoch-loss-01-->") in readme_text()
+    assert sentences.with_figures("1<!--epoch-loss-01-->") in readme_text()
 
 
 def drop_runs(journal: Path, run: str) -> None:
@@ -748,8 +759,8 @@ def test_a_changed_journal_changes_readme(reference, journal, run, changed):
 def test_a_figure_of_a_technique_is_found_by_its_name(reference):
     """Also where a technique was put in before it, so that it has another number."""
     names = "h100-technique-8", "h100-after-8", "h100-11-to-15"
-    known = readme.Claims(reference)
-    before = [readme.figure_text(name, known) for name in names]
+    known = sentences.Claims(reference)
+    before = [sentences.figure_text(name, known) for name in names]
     path = reference / "nvidia-h100" / "ladder.jsonl"
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     for line in lines:
@@ -757,8 +768,8 @@ def test_a_figure_of_a_technique_is_found_by_its_name(reference):
             for run in line["plan"]["runs"][3:]:
                 run["number"] += 1
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    known = readme.Claims(reference)
-    assert [readme.figure_text(name, known) for name in names] == before
+    known = sentences.Claims(reference)
+    assert [sentences.figure_text(name, known) for name in names] == before
     with pytest.raises(UserError, match="03-fused-adamw was measured as technique 4"):
         readme.block_text("contributions", reference)  # which tells techniques by their numbers
 
@@ -889,7 +900,7 @@ def test_the_xeons_typed_count_of_variants_is_that_of_the_logs():
 def speedup_to_loss(machine: str, label: str) -> str:
     """Of the row whose label begins so, to the first target."""
     (speedup,) = {
-        f"{row.speedup(next(iter(row.plan.targets.values()))).factor:.1f}×"
+        f"{row.speedup(Goal(next(iter(row.plan.targets.values())))).factor:.1f}×"
         for rows in newest_in(REFERENCE / machine, "time-to-loss")
         for row in rows
         if row.label.startswith(label)

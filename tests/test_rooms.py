@@ -20,6 +20,8 @@ ORDER = {
         "catalogue",
         "subcommands",
         "processes",
+        "terminal",
+        "machine",
         "common",
     ],
     "gpt_speed": [

@@ -413,7 +413,7 @@ def test_speedup_to_a_target(rows, misses, sign):
         for run in noisy(100, 300, 200)
     ]
     a, b, c = rows(plan, runs)
-    speedup = b.speedup(7.5)
+    speedup = b.speedup(Goal(7.5))
     assert speedup.significance == ("not tested" if misses else "faster")
     assert (speedup.interval is None) == bool(misses)
     if sign is None:
@@ -424,7 +424,7 @@ def test_speedup_to_a_target(rows, misses, sign):
             if row.run.name in misses:
                 times[0] = row.by_round[1].train_seconds
         assert (speedup.sign, speedup.factor) == (sign, pytest.approx(mean_ratio(*seconds)))
-    assert a.speedup(7.5).factor is None
+    assert a.speedup(Goal(7.5)).factor is None
 
 
 def test_times_are_paired_in_any_table(rows):

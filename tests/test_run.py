@@ -44,9 +44,10 @@ from bench.analysis.training import Training
 from bench.catalogue import Run
 from bench.commands.doctor import Doctor, Fits
 from bench.common import BOOK_TOKENS, ELSEWHERE, sha256
-from bench.measure import run, sizing
-from bench.measure.journal import data_of, journal_of, read_journal
+from bench.measure import launch, run, sizing
+from bench.measure.journal import journal_of, read_journal
 from bench.measure.lock import locked
+from bench.measure.measurement import data_of
 from bench.measure.plan import SCRATCH, Growth, Job
 from bench.measure.records import Status
 from bench.measure.run import Resume
@@ -630,7 +631,7 @@ def torchrun_says(**codes: str) -> str:
     )
 
 
-KILLED = "ended by signal 9, as Linux ends a program for want of RAM"
+KILLED = "ended by signal 9, by a user, a scheduler or a time limit: it wasn't for want of RAM"
 SHUT_DOWN = "W1 api.py:1047] Unable to shutdown process 51 via 15, forcefully exiting via 9\n"
 
 
@@ -649,7 +650,7 @@ SHUT_DOWN = "W1 api.py:1047] Unable to shutdown process 51 via 15, forcefully ex
         (child(1, "Traceback:\nZeroDivisionError: 1/0\n"), "ZeroDivisionError: 1/0", "failed"),
         (child(1, "error: it broke", speed=100), "it broke", "failed"),
         (child(-6), "ended by signal 6", "failed"),
-        (child(-9, speed=100, whole=False), KILLED, "too_large"),
+        (child(-9, speed=100, whole=False), KILLED, "failed"),
         (
             child(1, "error: rank 0: out of memory: y", status="failed", error="it broke"),
             "rank 0: out of memory: y",
@@ -665,11 +666,11 @@ SHUT_DOWN = "W1 api.py:1047] Unable to shutdown process 51 via 15, forcefully ex
             "ended after 651 s: it hung, or is far too slow",
             "failed",
         ),
-        # Linux has killed rank 1, so that rank 0 lost it.
+        # Rank 1 was killed, so that rank 0 lost it.
         (
             child(1, torchrun_says(r1="-9 (pid: 52)", r0="-15 (pid: 51)")),
             f"rank 1: {KILLED}",
-            "too_large",
+            "failed",
         ),
         (
             child(
@@ -680,7 +681,7 @@ SHUT_DOWN = "W1 api.py:1047] Unable to shutdown process 51 via 15, forcefully ex
                 error="closed by peer",
             ),
             f"rank 1: {KILLED}",
-            "too_large",
+            "failed",
         ),
         (
             child(1, torchrun_says(r1="-11 (pid: 52)", r0="-15 (pid: 51)")),
@@ -722,6 +723,67 @@ def test_why_a_run_failed(place, capsys, does, error, kind):
     assert capsys.readouterr().err == ""  # every line of the journal is whole
 
 
+@pytest.mark.parametrize("err", ["", torchrun_says(r1="-9 (pid: 52)", r0="-15 (pid: 51)")])
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [(1, 2, Status.TOO_LARGE), (1, 1, Status.FAILED), (None, None, Status.FAILED)],
+)
+def test_signal_9_is_want_of_ram_only_where_linux_counts_it(place, before, after, kind, err):
+    """A user, a scheduler or a time limit may have sent it, too."""
+
+    def killed(command, environment):
+        place.children.out_of_ram = after
+        return (1 if err else -9), "", err
+
+    place.children.out_of_ram, place.children.does["a"] = before, killed
+    place.run(place.plan("a"))
+    (result,) = place.measured[0].results
+    assert result.outcome.status is kind and "signal 9" in result.outcome.text
+
+
+def test_linux_counts_programs_out_of_ram(tmp_path, monkeypatch):
+    counters = tmp_path / "vmstat"
+    monkeypatch.setattr(launch, "VMSTAT", counters)
+    assert launch.programs_out_of_ram() is None
+    counters.write_text("pgfault 12\noom_kill 3\noom_kill_other 4\n")
+    assert launch.programs_out_of_ram() == 3
+
+
+class Driven(Toy):
+    """Its runs are started by a program with these words."""
+
+    def __init__(self, words, imports=()):
+        super().__init__()
+        self.words, self.files = words, imports
+
+    def driver(self, setup, run):
+        return self.words
+
+    def imports(self, run):
+        return self.files
+
+
+def test_the_source_of_a_run_is_a_list(place, tmp_path):
+    """Other words, or the same ones cut elsewhere, are another source; a script alone is its own
+    SHA-256."""
+    script, other = tmp_path / "a.py", tmp_path / "b.py"
+    script.write_text("a")
+    other.write_text("b")
+    run_of_file = Run("a", "a", script=script)
+    lists = [
+        (["ab", "c"],),
+        (["a", "bc"],),
+        (["abc"],),
+        ([other],),
+        ([], [other]),
+        (["a"], [other]),
+    ]
+    sources = {launch.source_of(run_of_file, Driven(*parts), place.setup) for parts in lists}
+    assert len(sources) == len(lists)
+    alone = launch.source_of(run_of_file, Driven([]), place.setup)
+    assert alone == sha256(b"a") and alone not in sources
+
+
 TORCHRUN = [
     "-m",
     "torch.distributed.run",
@@ -749,7 +811,7 @@ def test_command(place, changes, launcher):
 
     place.children.does["a"] = leave
     study = Toy(plan)
-    study.environment = {"OWN": "1"}
+    study.variables = {"OWN": "1"}
     study.cores = lambda run: 2 * run.processes
     place.run(study)
     (call,) = place.children.calls
@@ -1160,7 +1222,7 @@ def main(place, monkeypatch, capsys):
 @pytest.mark.parametrize("command", ["ladder", "report", "audit measure.py"])
 def test_what_may_not_run_beside_a_measurement(main, place, monkeypatch, command):
     """It is refused before it asks for this machine, which takes seconds and a GPU's memory."""
-    monkeypatch.setattr("bench.measure.machine.describe_here", None)
+    monkeypatch.setattr("bench.measure.look.describe_here", None)
     build = place.folder / "build"
     monkeypatch.setattr(common, "BUILD", build)
     with locked(build):
@@ -1175,6 +1237,25 @@ def test_help(main, command):
     if command in STUDIES:
         assert all(option in out for option in ("--resume", "--dry-run", "--rounds", "--data"))
         assert not any(text in out for text in ("{}", "{cuda", "{cpu"))  # defaults are filled in
+
+
+@pytest.mark.parametrize(
+    "command", [["measure.py", "predict", "--gpu", "list"], ["plot_results.py"]]
+)
+def test_output_that_nobody_reads(command, tmp_path):
+    """Such as `measure.py ... | head -1`: no traceback, and the code of a program that SIGPIPE has
+    ended. Where stdout isn't buffered the first line fails, else what is left at the end."""
+    for unbuffered in ("1", ""):
+        reader, writer = os.pipe()
+        os.close(reader)
+        result = subprocess.run(
+            [sys.executable, ROOT / command[0], *command[1:], "--results-dir", tmp_path],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            env=environment(PYTHONUNBUFFERED=unbuffered),
+        )
+        os.close(writer)
+        assert (result.returncode, result.stderr) == (141, b"")
 
 
 @pytest.mark.parametrize("program", ["measure", "plot_results", "bench.measure.environment"])
@@ -1220,7 +1301,7 @@ def test_what_the_scripts_refuse(main, monkeypatch, tmp_path):
     monkeypatch.setattr(children, "HOME", tmp_path)
     monkeypatch.setattr(children, "on_signals", lambda handler: None)
     monkeypatch.setattr(processes, "ask_machine", main.children.ask_machine)
-    monkeypatch.setattr("bench.measure.machine.describe_here", lambda: CPU)
+    monkeypatch.setattr("bench.measure.look.describe_here", lambda: CPU)
     code, out, err = main("ladder", "--techniques", "0,8", "--", *TINY, "--no-compile")
     assert (code, out, err) == (2, "", "error: 00_orig: unrecognized arguments: --no-compile\n")
     assert not main.journal.exists()

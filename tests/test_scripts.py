@@ -4,8 +4,9 @@ import pytest
 from made_up import CPU, MACHINE, setup_of
 
 from bench import catalogue as module
-from bench.catalogue import Recipe, Scripts, lacking
+from bench.catalogue import Recipe, Scripts
 from bench.common import ROOT
+from bench.machine import lacking
 from bench.report import explorer
 from bench.studies.ladder import Ladder
 from bench.studies.stages import Stages
@@ -99,7 +100,7 @@ def test_variants(scripts):
         assert {run.published for run in runs} == {None}
         return [run.label for run in runs]
 
-    assert labels(names="step-accumulation, optimizer-muon") == [
+    assert labels(names=["step-accumulation", " optimizer-muon"]) == [
         "01",
         "step-accumulation --micro-batches 4",
         "optimizer-muon",
@@ -112,14 +113,14 @@ def test_variants(scripts):
         for label in every
         for name in (module.COMPILER, module.CHECKPOINTS, "parallel-zero1")
     )
-    (run,) = scripts.variants(base, CPU, names="step-accumulation")
+    (run,) = scripts.variants(base, CPU, names=["step-accumulation"])
     assert (run.name, run.options, run.script, run.stage) == (
         "variant-step-accumulation-micro-batches-4",
         ("--micro-batches", "4"),
         "step-accumulation",
         None,
     )
-    for names in ("", "muon", "optimizer-muon,", "parallel-zero1"):  # of 02
+    for names in ([""], ["muon"], ["optimizer-muon", ""], ["parallel-zero1"]):  # of 02
         with pytest.raises(UserError, match="no variant .* of 01; there are .*optimizer-muon"):
             labels(names=names)
 
@@ -128,8 +129,12 @@ def test_a_variant_without_dropout_is_compared_to_its_base_without(scripts):
     base, plain, *variants = scripts.with_variants(
         scripts.stage("01"),
         MACHINE,
-        names="memory-budget, memory-budget --memory-budget 0.5 --dropout=0, gc-freeze,"
-        " attention-backend --attention cudnn --dropout 0.125",
+        names=[
+            "memory-budget",
+            "memory-budget --memory-budget 0.5 --dropout=0",
+            "gc-freeze",
+            "attention-backend --attention cudnn --dropout 0.125",
+        ],
     )
     assert (plain.script, plain.options, plain.label) == (
         "01",

@@ -24,7 +24,7 @@ from made_up import (
 from bench.analysis.folders import newest_in
 from bench.analysis.rows import Rows
 from bench.analysis.tuning import DEFAULT_LOSS, EPOCH_LOSS, Setting, setting_of
-from bench.report.tables import text_of
+from bench.report.showable import text_of
 from bench.studies import search, time_to_loss
 from bench.studies.search import Search, next_settings, ranked, read_search, run_at
 from bench.studies.time_to_loss import TimeToLoss

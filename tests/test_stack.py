@@ -764,7 +764,7 @@ def test_a_run_of_several_variants():
     it is the script that `compose` writes."""
     scripts, name = Scripts(), "data-workers+memory-checkpoint+optimizer-adafactor"
     base, *runs = scripts.with_variants(
-        scripts.stage("01"), dict(gpus=0), names=f"{name}, {name} --workers 4"
+        scripts.stage("01"), dict(gpus=0), names=[name, f"{name} --workers 4"]
     )
     assert [run.options for run in runs] == [("--workers", "2"), ("--workers", "4")]
     assert {(run.loss, run.compared_to, run.error) for run in runs} == {
@@ -773,7 +773,7 @@ def test_a_run_of_several_variants():
     assert scripts.text(runs[0].script) == stack.compose(name.split("+"))
     assert scripts.find("head-liger+data-workers", dict(gpus=0)).error.startswith("needs ")
     with pytest.raises(UserError, match="no variant 'none' of 01"):
-        scripts.variants(scripts.stage("01"), dict(gpus=0), names="data-workers+none")
+        scripts.variants(scripts.stage("01"), dict(gpus=0), names=["data-workers+none"])
 
 
 def test_contributings_clipping_is_of_all_gradients_with_muon_too(tmp_path):

@@ -33,7 +33,8 @@ from bench.common import ROOT
 from bench.measure.plan import SCRATCH, Growth, Plan
 from bench.report import scripts
 from bench.report.pictures import picture_bytes
-from bench.report.tables import excerpts_of, picture_name, text_of
+from bench.report.showable import excerpts_of, text_of
+from bench.report.tables import picture_name
 from bench.studies import all_studies, search, stages, versions
 from bench.studies.profile import kind_of
 from bench.studies.scaling import efficiency_of, numbers

@@ -15,7 +15,7 @@ from bench.analysis.rows import Rows
 from bench.measure.journal import journal_of
 from bench.measure.run import Resume, run_study
 from bench.report.notes import provenance
-from bench.report.tables import text_of
+from bench.report.showable import text_of
 from bench.studies import all_studies, gradients, versions
 from gpt_speed.common import UserError
 from gpt_speed.tables import markdown

@@ -10,7 +10,7 @@ from bench.analysis.folders import every_row_in, has_gpu, machines, sessions_in
 from bench.analysis.rows import Row, Rows
 from bench.analysis.stats import SIGNIFICANT
 from bench.catalogue import STAGES, Run
-from bench.common import short_name, trained_in
+from bench.machine import short_name, trained_in
 from gpt_speed.gains import Session
 
 OWN_TABLE = "compile", "checkpoint", "trainer"  # groups of the study of variants

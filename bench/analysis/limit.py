@@ -1,5 +1,7 @@
 """The speed that a machine allows: that of a step which only multiplies, and moves what it must."""
 
+from typing import NamedTuple
+
 from bench.analysis.rows import Row, peak_at
 
 BYTES = {"float32": 4, "bfloat16": 2}  # of a number
@@ -7,8 +9,16 @@ LOGITS_PASSES = 5  # written and read; their gradient written, and read by two m
 UPDATE_PASSES = 7  # AdamW reads weight, gradient and two moments, and writes all but the gradient
 
 
-def limit_of(row: Row) -> float | None:
-    """Returns the tok/sec of a step whose matmuls run at this machine's rate, and which moves the
+class Limit(NamedTuple):
+    """What a machine allows, and its rates, of which that follows."""
+
+    tok_per_sec: float
+    matmul_rate: float  # floating-point operations per second
+    copy_rate: float  # bytes per second
+
+
+def limit_of(row: Row) -> Limit | None:
+    """Returns the limit of a step whose matmuls run at this machine's rate, and which moves the
     bytes of its logits and of AdamW's update at that of a copy; all else is free. None where a rate
     wasn't measured."""
     if not row.record:
@@ -20,4 +30,5 @@ def limit_of(row: Row) -> float | None:
     numbers = LOGITS_PASSES * config["vocab_size"]
     numbers += UPDATE_PASSES * config["parameters"] / row.record.tokens_per_step
     moving = numbers * BYTES[config["dtype"]] / copy_rate
-    return 1 / (config["flops_per_token"] / matmul_rate + moving)
+    seconds = config["flops_per_token"] / matmul_rate + moving
+    return Limit(1 / seconds, matmul_rate, copy_rate)

@@ -11,7 +11,7 @@ from typing import NamedTuple, overload
 from bench.analysis.stats import SIGNIFICANT, Estimate, Family, Values, logs_of, mean_ratio
 from bench.analysis.training import Training
 from bench.catalogue import Run, technique_names, without_effect_on_gpus
-from bench.measure.journal import Measurement
+from bench.measure.measurement import Measurement
 from bench.measure.plan import Plan
 from bench.measure.records import Outcome, Record, Result
 
@@ -55,7 +55,7 @@ class Goal(NamedTuple):
     """A validation loss to come to, and whether the first step's compilation counts."""
 
     loss: float
-    with_first_step: bool
+    with_first_step: bool = False
 
 
 class Arrival(NamedTuple):
@@ -390,9 +390,8 @@ class Row(Figures):
             self.reference.run, self.run, on_gpu=bool(self.measured.machine["gpus"])
         )
 
-    def speedup(self, target: float | None = None, with_first_step: bool = False) -> "Speedup":
-        """Returns how many times as fast as its reference it is, or comes to a target."""
-        goal = None if target is None else Goal(target, with_first_step)
+    def speedup(self, goal: Goal | None = None) -> "Speedup":
+        """Returns how many times as fast as its reference it is, or comes to a goal."""
         if goal not in self.speedups:
             self.speedups[goal] = Speedup(self, self.reference, goal)
         return self.speedups[goal]

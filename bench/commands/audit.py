@@ -16,7 +16,7 @@ from bench.measure.plan import Setup
 from bench.report.page import write_html
 from gpt_speed import cli
 from gpt_speed.audit import render
-from gpt_speed.gains import Session, reference_sessions
+from gpt_speed.gains import reference_sessions
 
 
 class Audit(Command):
@@ -36,7 +36,9 @@ class Audit(Command):
         command = cli.command_of(args)
         if setup.options:  # those behind -- are the script's
             command += ["--", *setup.options]
-        sessions = [*own_sessions(setup.results), *reference_sessions()]
+        sessions = reference_sessions()
+        if find_spec("scipy"):  # which an audited script's environment may lack
+            sessions = [*ladder_sessions(setup.results), *sessions]
         with locked_for_audit():
             result = cli.audited(args, command, sessions)
         if result is None:
@@ -64,10 +66,6 @@ def locked_for_audit() -> AbstractContextManager[None]:
     locks for all; what the others have started isn't left over. Raises as `alone`."""
     if not os.environ.get("RANK"):
         return alone()
-    return clone_locked() if os.environ.get("LOCAL_RANK", "0") == "0" else nullcontext()
-
-
-def own_sessions(results: Path) -> list[Session]:
-    """Returns the ladders in a folder; none without SciPy, which an audited script's environment
-    may lack."""
-    return ladder_sessions(results) if find_spec("scipy") else []
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        return clone_locked()
+    return nullcontext()

@@ -7,7 +7,8 @@ from pathlib import Path
 from bench import processes
 from bench.catalogue import STAGES, Run
 from bench.commands import Command
-from bench.common import BUILD, other_text, relative, tokens_in, trained_in, write_whole
+from bench.common import BUILD, other_text, relative, tokens_in, write_whole
+from bench.machine import trained_in
 from bench.measure.environment import missing_here
 from bench.measure.plan import Setup
 from bench.predict.batches import BATCH_OF, batches_that_fit
@@ -22,6 +23,9 @@ class Doctor(Command):
 
     def answer(self, setup: Setup) -> str:
         machine, compile_error = setup.machine, processes.ask_machine("compile_error")
+        following = "stages"
+        if any(setup.results.glob("*.jsonl")):
+            following = "report"
         lines = [
             ("PyTorch", f"{machine['torch']}, Python {machine['python']}, {machine['os']}"),
             ("CPU", f"{machine['cpu']}, {machine['threads']} threads"),
@@ -32,8 +36,7 @@ class Doctor(Command):
         if machine["gpus"]:
             lines += gpu_lines(setup)
         lines += [("missing", thing) for thing in missing_here(machine, compile_error)]
-        begun = any(setup.results.glob("*.jsonl"))
-        lines.append(("next", f"python measure.py {'report' if begun else 'stages'}"))
+        lines.append(("next", f"python measure.py {following}"))
         return "\n".join(f"{name:15}{text}" for name, text in lines)
 
 

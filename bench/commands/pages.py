@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from bench.commands import Command
 from bench.common import relative
-from bench.measure.machine import look_at
+from bench.measure.look import look_at
 from bench.measure.plan import Setup
 from bench.measure.run import Resume, run_study
 from bench.predict.batches import batches_that_fit

@@ -7,25 +7,21 @@ from pathlib import Path
 
 from bench.catalogue import GPUS, Run
 from bench.commands import Command
-from bench.common import Machine, has_option
+from bench.common import has_option
+from bench.machine import Machine
 from bench.measure.plan import Setup
-from bench.predict import reference
+from bench.predict import shipped
 from bench.predict.code_hash import code_of
 from bench.predict.forecast import Forecast, Offer
-from bench.predict.store import (
-    OTHERS,
-    Prediction,
-    Sizes,
-    predict,
-    predict_all,
-    program_of,
-    span,
-)
+from bench.predict.prediction import Prediction, span
+from bench.predict.program import program_of
+from bench.predict.store import Sizes, predict, predict_all
 from bench.subcommands import above_0, number_from, positive
 from gpt_speed.cards import CARDS, Card, named
 from gpt_speed.common import UserError
+from gpt_speed.memory import OTHERS
 from gpt_speed.speed import KINDS, LEAST_BATCH, UNCHECKED
-from gpt_speed.tables import Column, Table, markdown, num_col, text_col, value_col
+from gpt_speed.tables import Table, markdown, num_col, text_col, value_col
 from patches import stack
 
 OLDEST = 7.0  # compute capability of the cards that 01 and 02 are for
@@ -47,7 +43,7 @@ ON_SEVERAL = (
 )
 
 
-def count(text: str) -> float:
+def tokens_typed(text: str) -> float:
     """Returns the number in 10e9, 10B, 300m, 1T or 10,000,000. Raises ValueError."""
     number = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)  # before three digits, and no more
     suffix = number[-1:].lower()
@@ -56,7 +52,7 @@ def count(text: str) -> float:
     return float(number)
 
 
-tokens = number_from(1, count, below=1e18)
+tokens = number_from(1, tokens_typed, below=1e18)
 
 
 def prices(text: str) -> list[float]:
@@ -85,7 +81,8 @@ class Predict(Command):
         offers = offers_of(args, names)
         smallest = min(offer.card.mib for offer in offers) - OTHERS
         if args.all:
-            return trace_what_pages_show(setup, Sizes(smallest))
+            wanted = [program_of(setup.scripts, *pair) for pair in shipped.wanted()]
+            return predict_all(wanted, setup.results, Sizes(smallest), args.retrace)
         runs = runs_asked_for(setup, gpus)
         return answer_text(setup, forecasts(setup, offers, runs, Sizes(smallest, args.batch_size)))
 
@@ -95,13 +92,6 @@ def list_of_cards() -> str:
     return "\n".join(
         f"{name}, {card.mib / 1024:.0f} GB: {', '.join(card.names)}" for name, card in CARDS.items()
     )
-
-
-def trace_what_pages_show(setup: Setup, sizes: Sizes) -> str:
-    """Stores the predictions that the pages show. Returns how many there are. Raises UserError,
-    StackError, OSError."""
-    programs = [program_of(setup.scripts, *pair) for pair in reference.wanted()]
-    return predict_all(programs, setup.results, sizes, setup.args.retrace)
 
 
 def add_gpu_options(parser: ArgumentParser) -> None:
@@ -271,12 +261,12 @@ def variants_asked_for(setup: Setup, gpus: int) -> list[Run]:
     runs = []
     for variant in (setup.args.variants or "").split(","):
         if variant.strip():
-            base = setup.scripts.stage(base_of(variant), gpus)
-            runs += setup.scripts.variants(base, Machine(gpus=gpus), names=variant)
+            base = setup.scripts.stage(base_stage(variant), gpus)
+            runs += setup.scripts.variants(base, Machine(gpus=gpus), names=[variant])
     return runs
 
 
-def base_of(variant: str) -> str:
+def base_stage(variant: str) -> str:
     """Returns of which script "A+B --option 8" is a variant, by the first: 01 or 02."""
     first = re.split(r"[+\s]", variant.strip())[0]
     of_02 = {patch.name for patch in stack.load_variants() if patch.base == Path(stack.DDP).stem}
@@ -303,7 +293,7 @@ def runs_on(card: Card, runs: list[Run], setup: Setup) -> list[Run]:
     """Returns what a card trains in place of the scripts, unless the options choose the type."""
     if has_option("--dtype", setup.options):
         return runs
-    return [reference.in_place(run, card) for run in runs]
+    return [shipped.in_place(run, card) for run in runs]
 
 
 def predict_run(run: Run, setup: Setup, sizes: Sizes) -> Prediction:
@@ -321,18 +311,18 @@ def answer_text(setup: Setup, rows: list[Forecast]) -> str:
     lines = []
     if len(last_of) <= FEW:
         lines = [*(row.sentence(setup.args.model) for row in last_of.values()), ""]
-    table = table_of(rows, len(last_of), setup.args)
+    table = forecast_table(rows, len(last_of), setup.args)
     return "\n".join([*lines, markdown(table), *notes_of(setup, rows)])
 
 
-def table_of(rows: list[Forecast], cards: int, args: Namespace) -> Table:
+def forecast_table(rows: list[Forecast], cards: int, args: Namespace) -> Table:
     """Returns at which batch and how fast each script is on each card; of a single card where the
     time of a step goes; and if asked for how long args.tokens take, and what they cost."""
     columns = [
         text_col("card", "offer.name"),
         num_col("GB", "card_gb", ".0f"),
         text_col("script", "run.label"),
-        Column("batch", lambda row: str(row.batch or "none")),
+        value_col("batch", "batch", batch_text),
         num_col("GB reserved", "reserved_gb", ".2f"),
         num_col("tok/sec, thousands", "speed_of_one"),
         num_col("of all its GPUs", "speed_of_all"),
@@ -342,8 +332,14 @@ def table_of(rows: list[Forecast], cards: int, args: Namespace) -> Table:
     ]
     if cards == 1:
         columns += [num_col(kind, f"speed.shares.{kind}", ".0%") for kind in KINDS]
-    size = f"batch {args.batch_size}" if args.batch_size else "the largest batch, a power of two"
+    size = "the largest batch, a power of two"
+    if args.batch_size:
+        size = f"batch {args.batch_size}"
     return Table(columns, rows, f"{args.model} at {size}:")
+
+
+def batch_text(batch: int) -> str:
+    return str(batch or "none")
 
 
 def notes_of(setup: Setup, rows: list[Forecast]) -> list[str]:

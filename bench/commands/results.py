@@ -15,14 +15,14 @@ from bench.catalogue import technique_names
 from bench.commands import Command
 from bench.common import DAMAGE, REFERENCE, relative
 from bench.measure.lock import locked
-from bench.measure.machine import foreign_measurement, read_look
+from bench.measure.look import foreign_measurement, read_look
 from bench.measure.plan import Setup
 from bench.report.notes import machine_note, provenance
 from bench.report.page import write_page
-from bench.report.tables import INTERVAL, credited
+from bench.report.tables import credited, interval_text
 from bench.studies import all_studies
 from gpt_speed.common import UserError
-from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col
+from gpt_speed.tables import Table, fmt, markdown, num_col, text_col, value_col
 
 ENOUGH = {"stages": 4, "ladder": 3}  # rounds of 00 and 01, in either study
 COPIED = ".jsonl", ".json", ".md", ".html", ".png"
@@ -69,17 +69,16 @@ def speedups_table(rows: Rows, others: Rows) -> Table:
     pairs = pairs_of(rows, others)
     if not pairs:
         raise UserError("the two ladders have no technique in common with the same one before it")
-    texts = differences_in_words(pairs)
     return Table(
         [
             text_col("technique", "label"),
             num_col("A: ×", "in_a.factor", ".2f"),
-            Column("95%", lambda pair: INTERVAL.cell(pair.in_a)),
+            value_col("95%", "in_a.interval", interval_text),
             num_col("B: ×", "in_b.factor", ".2f"),
-            Column("95%", lambda pair: INTERVAL.cell(pair.in_b)),
-            Column("difference", lambda pair: texts[pair.name], True),
+            value_col("95%", "in_b.interval", interval_text),
+            text_col("difference", "in_words"),
         ],
-        pairs,
+        with_differences(pairs),
         "Each technique's speedup over the script before it, the same one in both:",
     )
 
@@ -89,6 +88,7 @@ class Pair(NamedTuple):
 
     in_a: Row
     in_b: Row
+    in_words: str = "not tested"  # whether the speedups differ
 
     @property
     def name(self) -> str:
@@ -118,30 +118,31 @@ def pairs_of(rows: Rows, others: Rows) -> list[Pair]:
     return pairs
 
 
-def step_of(row: Row) -> tuple[str | None, str]:
-    """Returns the names of the runs before and after a technique; None for none before it."""
-    before = row.reference.run.name if row.reference else None
-    return before, row.run.name
+def step_of(row: Row) -> tuple[str, str]:
+    """Returns the names of the runs before and after a technique; "" for none before it."""
+    if not row.reference:
+        return "", row.run.name
+    return row.reference.run.name, row.run.name
 
 
-def differences_in_words(pairs: list[Pair]) -> dict[str, str]:
-    """Returns by the run's name in which ladder its speedup is larger, if that is significant over
-    all of them."""
-    texts, differences = {}, {}
-    for pair in pairs:
-        texts[pair.name] = "not tested"
-        difference = pair.difference()
-        if difference:
-            texts[pair.name] = "not significant"
-            differences[pair.name] = difference
+def with_differences(pairs: list[Pair]) -> list[Pair]:
+    """Returns the pairs, with words for the ladder in which each speedup is larger, if that is
+    significant over all of them."""
+    estimates = {pair.name: pair.difference() for pair in pairs}
+    differences = {name: estimate for name, estimate in estimates.items() if estimate}
+    words = dict.fromkeys(differences, "not significant")
     for name in significant(differences, POOLED_LEVEL):
-        texts[name] = "larger in A" if differences[name].mean > 0 else "larger in B"
-    return texts
+        words[name] = "larger in B"
+        if differences[name].mean > 0:
+            words[name] = "larger in A"
+    return [pair._replace(in_words=words.get(pair.name, pair.in_words)) for pair in pairs]
 
 
 def ladder_in(name: str) -> Rows:
     """Returns the rows of the ladder in a folder. Raises UserError."""
-    folder = Path(name) if Path(name).is_dir() else REFERENCE / name
+    folder = Path(name)
+    if not folder.is_dir():
+        folder = REFERENCE / name
     ladders = newest_in(folder, "ladder")
     if not ladders:
         names = sorted(path.parent.name for path in REFERENCE.glob("*/ladder.jsonl"))
@@ -266,7 +267,9 @@ def more_rounds(results: Path) -> str:
     if any(rounds[study] >= enough for study, enough in ENOUGH.items()):
         return ""
     most = max(rounds.values())
-    words = "Single runs, no significance" if most == 1 else f"Only {most} rounds"
+    words = f"Only {most} rounds"
+    if most == 1:
+        words = "Single runs, no significance"
     return (
         f"{words}: better {ENOUGH['stages']} rounds of stages, or {ENOUGH['ladder']} of a"
         " ladder with 00 and 01, such as python measure.py stages --resume --rounds"

@@ -1,7 +1,6 @@
 """Says what this machine is and lacks, without PyTorch.
 
-    python -m bench.measure.environment QUESTION  # a function of bench.measure.hardware, as JSON:
-                                                  # look, this_machine, matmul_peak, ...
+    python -m bench.measure.environment QUESTION  # one of bench.measure.hardware.ANSWERS, as JSON
 
 Only those load PyTorch, in a process of its own, so that the one that asks never holds memory of
 the GPU.
@@ -16,7 +15,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.common import ROOT, Machine
+from bench.common import ROOT
+from bench.machine import Machine
 
 # PyTorch's builds for NVIDIA GPUs: the CUDA that the driver has to support, the oldest compute
 # capability that the build has kernels for, and the one from which on it has none.
@@ -60,8 +60,10 @@ def gpu_needs(build: Build, gpu: Gpu | None, error: str) -> str | None:
     if gpu:
         return kernels_needed(build, gpu)
     gpus = nvidia_smi("name,driver_version")
+    if not gpus and NVIDIA_DRIVER.exists():
+        return NO_ACCESS
     if not gpus:
-        return NO_ACCESS if NVIDIA_DRIVER.exists() else None
+        return None
     name, _, driver = gpus[0].rpartition(", ")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden in ("", "-1"):
@@ -90,9 +92,11 @@ def kernels_needed(build: Build, gpu: Gpu) -> str | None:
 def newer_driver(name: str, driver: str, needing: str, supported: str) -> str:
     """Returns that a GPU needs a newer driver, or another build of PyTorch, one for a CUDA that the
     driver supports: "12020" is 12.2."""
+    need = f"a newer driver for the {name}: {driver} is too old for {needing}"
     command = install(smi_capability(), int(supported))
-    other_way = f"; or, for this driver, {command}" if command else ""
-    return f"a newer driver for the {name}: {driver} is too old for {needing}{other_way}"
+    if command:
+        need += f"; or, for this driver, {command}"
+    return need
 
 
 def smi_capability() -> float:
@@ -108,10 +112,10 @@ def has_kernels(capability: float, kernels: list[str]) -> bool:
     built = [(match[1] == "compute", int(match[2]) / 10) for match in matches if match]
     if not built:
         return True
-    return any(runs_on(capability, built_for, is_ptx) for is_ptx, built_for in built)
+    return any(can_run(capability, built_for, is_ptx) for is_ptx, built_for in built)
 
 
-def runs_on(capability: float, built_for: float, is_ptx: bool) -> bool:
+def can_run(capability: float, built_for: float, is_ptx: bool) -> bool:
     """Returns whether a GPU runs a kernel that was built for this compute capability."""
     if built_for > capability:
         return False
@@ -158,7 +162,7 @@ def missing_here(machine: Machine, compile_fails: str | None) -> list[str]:
     elif not machine["gpus"]:
         missing.append("an NVIDIA GPU: without one the small model `cpu-demo` runs")
     if compile_fails:
-        how = COMPILERS["cuda" if machine["gpus"] else "cpu"]
+        how = COMPILERS[machine["device"]]
         missing.append(f"torch.compile, which needs {how} ({compile_fails})")
     if not shutil.which("git"):
         missing.append("git, which leave-one-out and patches/stack.py need: `apt install git`")
@@ -168,4 +172,4 @@ def missing_here(machine: Machine, compile_fails: str | None) -> list[str]:
 if __name__ == "__main__":
     from bench.measure import hardware
 
-    print(json.dumps(getattr(hardware, sys.argv[1])()))
+    print(json.dumps(hardware.ANSWERS[sys.argv[1]]()))

@@ -5,12 +5,15 @@ Nothing here multiplies in bfloat16 on a machine whose scripts train in float32.
 
 import os
 import platform
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch.utils import collect_env
 
-from bench.common import ROOT, Machine, load_script
+from bench.common import ROOT, load_script
+from bench.machine import Machine
 from bench.measure import environment
 from gpt_speed import machine
 from patches import stack
@@ -68,7 +71,9 @@ def driver_version() -> str | None:
 
 def torch_build() -> environment.Build:
     """Returns what this PyTorch was built for; its kernels only where there is a GPU for them."""
-    kernels = torch.cuda.get_arch_list() if gpu_count() else []
+    kernels: list[str] = []
+    if gpu_count():
+        kernels = torch.cuda.get_arch_list()
     return environment.Build(torch.__version__, torch.version.cuda, kernels)
 
 
@@ -167,3 +172,15 @@ def matmul_rate() -> float:
     """Returns the rate in the type trained in, measured for a moment: it tells whether the machine
     is as fast as before."""
     return machine.product_rate(best_dtype()[0], minimum=0.2)
+
+
+ANSWERS: dict[str, Callable[[], Any]] = {  # to what bench.measure.environment is asked
+    "this_machine": this_machine,
+    "look": look,
+    "compile_error": compile_error,
+    "copy_rate": copy_rate,
+    "free_memory": free_memory,
+    "matmul_peak": matmul_peak,
+    "matmul_rate": matmul_rate,
+    "rank_count": rank_count,
+}

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 from bench import processes
 from bench.catalogue import Run
 from bench.common import BUILD, relative, remove_built, sha256
-from bench.measure.journal import Measurement, append, journal_of, make_result
+from bench.measure.journal import append, journal_of, make_result
+from bench.measure.measurement import Measurement
 from bench.measure.plan import SCRATCH, Job, Measurable, Setup
 from bench.measure.records import (
-    COMPLETE,
     Outcome,
     RecordError,
     Result,
@@ -33,6 +33,8 @@ from gpt_speed import children
 from gpt_speed.common import UserError
 
 HANG_SECONDS = 600  # and five times the estimate; then a run is ended
+KILLED = -9  # the exit code of a process that SIGKILL has ended
+VMSTAT = Path("/proc/vmstat")  # Linux's counters
 # What scripts say where they end before their record begins, or in one rank of several.
 STATUS_OF = {"out of memory": Status.OUT_OF_MEMORY, "text is too short": Status.TOO_LARGE}
 
@@ -88,6 +90,8 @@ class Ended:
     code: int | None  # None: it was killed, since it took too long
     err: str  # what it wrote to stderr, or why it was killed
     seconds: float
+    # Programs that Linux has ended meanwhile for want of RAM, of whomever; None: not known.
+    out_of_ram: int | None = None
 
 
 def run_job(
@@ -102,7 +106,7 @@ def run_job(
         cache = compiler_cache(job, measurement)
         begin = begin_event(job, measurement, command, cache)
         append(journal, begin)
-        environment = cache_variables(cache) | study.environment | job.run.variables
+        environment = cache_variables(cache) | study.variables | job.run.variables
         timeout = HANG_SECONDS + 5 * length.seconds
         ended = run_until(timeout, command, study.cores(job.run), environment)
         check_inputs(job.run, measurement, study, setup)
@@ -124,7 +128,10 @@ def take_results(
     events = read_child(folder)
     outcome = outcome_of(ended, events)
     if outcome.complete:
-        outcome = collected(study, setup, folder)
+        try:
+            study.collect(setup, folder)
+        except ValueError as reason:
+            outcome = Outcome(Status.FAILED, str(reason))
     return events, outcome
 
 
@@ -158,23 +165,46 @@ def run_until(
     timeout: float, command: list, cores: int | None, environment: dict[str, Any]
 ) -> Ended:
     """Runs a command, and kills it if it takes more than `timeout` seconds."""
-    began = time.perf_counter()
+    began, before = time.perf_counter(), programs_out_of_ram()
     try:
         code, _, err = children.run_child(
             command, timeout=timeout, cores=cores, environment=environment
         )
     except subprocess.TimeoutExpired:
         code, err = None, f"ended after {timeout:.0f} s: it hung, or is far too slow"
-    return Ended(code, err, time.perf_counter() - began)
+    seconds, after = time.perf_counter() - began, programs_out_of_ram()
+    if before is None or after is None:
+        return Ended(code, err, seconds)
+    return Ended(code, err, seconds, out_of_ram=after - before)
+
+
+def programs_out_of_ram() -> int | None:
+    """Returns how many programs Linux has ended for want of RAM since it was started; None where
+    the system doesn't tell."""
+    with suppress(OSError):
+        count = re.search(r"^oom_kill (\d+)$", VMSTAT.read_text(), re.MULTILINE)
+        if count:
+            return int(count[1])
+    return None
 
 
 def source_of(run: Run, study: Measurable, setup: Setup) -> str:
-    """Returns the SHA-256 of what a run's results come from: its script, the files and the words
-    by which a program runs it, and what both import. Raises UserError, StackError, OSError."""
-    parts = [setup.scripts.text(run.script)]
-    for word in [*study.driver(setup, run), *study.imports(run)]:
-        parts.append(word.read_bytes() if isinstance(word, Path) else str(word).encode())
-    return sha256(b"".join(parts))
+    """Returns the SHA-256 of what a run's results come from: of its script; where another program
+    runs that, or one of them imports files, of a list of all that. Raises UserError, StackError,
+    OSError."""
+    script = sha256(setup.scripts.text(run.script))
+    driver = [word_or_content(word) for word in study.driver(setup, run)]
+    imports = [word_or_content(file) for file in study.imports(run)]
+    if not driver and not imports:
+        return script
+    return sha256(json.dumps([script, driver, imports]).encode())
+
+
+def word_or_content(word: Any) -> str:
+    """Returns a word of a command line, or the SHA-256 of the file that it names."""
+    if isinstance(word, Path):
+        return sha256(word.read_bytes())
+    return str(word)
 
 
 def check_inputs(run: Run, measurement: Measurement, study: Measurable, setup: Setup) -> None:
@@ -203,15 +233,6 @@ def matmul_rate() -> float | None:
     except UserError as reason:
         print(f"the matmul throughput isn't known: {reason}", file=sys.stderr)
         return None
-
-
-def collected(study: Measurable, setup: Setup, folder: Path) -> Outcome:
-    """Lets the study take what a complete run left; returns how that ended."""
-    try:
-        study.collect(setup, folder)
-    except ValueError as reason:
-        return Outcome(Status.FAILED, str(reason))
-    return COMPLETE
 
 
 def compiler_cache(job: Job, measurement: Measurement) -> Path:
@@ -255,14 +276,14 @@ def if_killed_for_its_time(ended: Ended, events: list[dict]) -> Outcome | None:
 
 
 def if_a_rank_failed_first(ended: Ended, events: list[dict]) -> Outcome | None:
-    """Tells by torchrun, unless a rank has named its error; where Linux has killed a rank, the
-    others' errors follow from that."""
-    failure = first_failure(ended.err)
-    if failure and failure.status is Status.TOO_LARGE:
-        return failure
-    if processes.ERROR.search(ended.err):
+    """Tells by torchrun, unless a rank has named its error; where a rank was killed, the others'
+    errors follow from that."""
+    failures = own_failures(ended.err)
+    killed = [failure for failure in failures if failure.code == KILLED]
+    if not failures or (processes.ERROR.search(ended.err) and not killed):
         return None
-    return failure
+    first = (killed or failures)[0]
+    return by_exit_code(first.code, ended, f"rank {first.rank}: ")
 
 
 def if_it_ended_by_itself(ended: Ended, events: list[dict]) -> Outcome | None:
@@ -289,7 +310,7 @@ def if_the_record_has_its_error(ended: Ended, events: list[dict]) -> Outcome | N
 
 def if_a_signal_ended_it(ended: Ended, events: list[dict]) -> Outcome | None:
     if ended.code is not None and ended.code < 0:
-        return by_exit_code("", ended.code)
+        return by_exit_code(ended.code, ended)
     return None
 
 
@@ -319,17 +340,6 @@ def by_error_line(line: str) -> Outcome:
     return Outcome(Status.FAILED, line)
 
 
-def first_failure(err: str) -> Outcome | None:
-    """Returns how the rank ended that torchrun says failed first, or one that Linux has killed,
-    which it does for want of memory; None where torchrun says nothing."""
-    failures = own_failures(err)
-    killed = [failure for failure in failures if failure.code == -signal.SIGKILL]
-    if not failures:
-        return None
-    first = (killed or failures)[0]
-    return by_exit_code(f"rank {first.rank}: ", first.code)
-
-
 class RankFailure(NamedTuple):
     """How a rank ended, by torchrun's report."""
 
@@ -351,7 +361,16 @@ def own_failures(err: str) -> list[RankFailure]:
     ]
 
 
-def by_exit_code(who: str, code: int) -> Outcome:
-    """Returns how a process ended, by its exit code."""
-    status = Status.TOO_LARGE if code == -signal.SIGKILL else Status.FAILED
-    return Outcome(status, who + children.ending(code))
+def by_exit_code(code: int, ended: Ended, who: str = "") -> Outcome:
+    """Returns how a process ended, maybe a rank, by its exit code. Signal 9 says that it was too
+    large only where Linux has ended a program for want of RAM meanwhile."""
+    if code != KILLED:
+        return Outcome(Status.FAILED, who + children.ending(code))
+    if ended.out_of_ram is None:
+        reason = "for want of RAM, or by a user, a scheduler or a time limit"
+        return Outcome(Status.FAILED, f"{who}ended by signal 9, {reason}")
+    if ended.out_of_ram:
+        reason = "when Linux ended a program for want of RAM"
+        return Outcome(Status.TOO_LARGE, f"{who}ended by signal 9, {reason}")
+    reason = "by a user, a scheduler or a time limit: it wasn't for want of RAM"
+    return Outcome(Status.FAILED, f"{who}ended by signal 9, {reason}")

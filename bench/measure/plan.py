@@ -5,13 +5,14 @@ import random
 from collections.abc import Generator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from bench.catalogue import Run, Scripts
-from bench.common import BUILD, Machine, sha256, write_whole
+from bench.common import BUILD, sha256, write_whole
+from bench.machine import Machine
 
 if TYPE_CHECKING:
-    from bench.measure.journal import Measurement
+    from bench.measure.measurement import Measurement
     from bench.measure.records import Record
 
 SEED = 123
@@ -99,8 +100,9 @@ class Plan:
         """Returns the jobs of round `number` in the order in which they run."""
         if self.order is None:
             return jobs
-        is_second = number % 2 == 0
-        first = number - 1 if is_second else number  # of the two rounds that share an order
+        is_second, first = number % 2 == 0, number  # of the two rounds that share an order
+        if is_second:
+            first = number - 1
         random.Random(f"{self.order} {first}").shuffle(jobs)
         if is_second:
             jobs.reverse()
@@ -125,7 +127,9 @@ class Plan:
         """Returns the plan of a journal. Raises one of common.DAMAGE for something else."""
         runs = [Run(**run) for run in plan["runs"]]
         runs = [run.replace(options=tuple(run.options)) for run in runs]
-        growth = Growth(**plan["growth"]) if plan["growth"] else None
+        growth = None
+        if plan["growth"]:
+            growth = Growth(**plan["growth"])
         # JSON has the names of fields as texts.
         batches = {int(size): batch for size, batch in plan["batches"].items()}
         return cls(**plan | dict(runs=runs, growth=growth, batches=batches))
@@ -171,29 +175,50 @@ class Setup:
         return path
 
 
-class Measurable(Protocol):
-    """What is asked here of a study, which bench.studies.Study explains."""
+class Measurable:
+    """How a study is measured; bench.studies.Study adds how it is started and shown."""
 
-    rounds: dict[str, int]
-    reads_tokens: bool
-    environment: dict[str, str]
-    shows_limit: bool
+    rounds: dict[str, int] = {"cuda": 4, "cpu": 4}
+    reads_tokens = True  # whether its runs train on the tokens in data/
+    variables: dict[str, str] = {}  # of its runs' environment
+    shows_limit = False  # then it measures how fast memory is, too
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        raise NotImplementedError
 
-    def plans(self, setup: Setup) -> "Generator[Plan, Measurement, None]": ...
+    def plans(self, setup: Setup) -> "Generator[Plan, Measurement, None]":
+        """Yields what to measure. A plan that was measured comes back with its results, on which
+        the next one may depend. Raises UserError, StackError."""
+        raise NotImplementedError
 
-    def later(self, setup: Setup, plan: Plan) -> list[Plan]: ...
+    def later(self, setup: Setup, plan: Plan) -> list[Plan]:
+        """Returns plans as long as those that follow this one, to estimate their time: which runs
+        they will have may depend on its results. Raises as `plans`."""
+        return []
 
-    def batches(self, setup: Setup) -> dict[int, int]: ...
+    def batches(self, setup: Setup) -> dict[int, int]:
+        """Returns the batch sizes in place of published ones with which its runs fit."""
+        return setup.batches
 
-    def driver(self, setup: Setup, run: Run) -> list[Any]: ...
+    def driver(self, setup: Setup, run: Run) -> list[Any]:
+        """Returns what stands before the script on a run's command line: a program that runs it,
+        and that program's arguments; none where the script is started itself."""
+        return []
 
-    def imports(self, run: Run) -> list[Path]: ...
+    def imports(self, run: Run) -> list[Path]:
+        """Returns the files of this repository that a run's script or its driver imports, so that
+        results change with them. 00, 01, 02 and variants import none."""
+        return []
 
-    def cores(self, run: Run) -> int | None: ...
+    def cores(self, run: Run) -> int | None:
+        """Returns how many of a CPU's cores a run may use; None: all."""
+        return None
 
-    def collect(self, setup: Setup, folder: Path) -> None: ...
+    def collect(self, setup: Setup, folder: Path) -> None:
+        """Takes what a run has left in `folder` next to its record. Raises ValueError where it
+        isn't there."""
 
-    def summary(self, record: "Record", plan: Plan) -> str: ...
+    def summary(self, record: "Record", plan: Plan) -> str:
+        """Returns what a run came to, for the line that is printed after it."""
+        raise NotImplementedError

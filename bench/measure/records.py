@@ -61,7 +61,7 @@ class Status(StrEnum):
     COMPLETE = auto()
     FAILED = auto()
     OUT_OF_MEMORY = auto()
-    TOO_LARGE = auto()  # for the text; or by signal 9, as Linux ends a program for want of RAM
+    TOO_LARGE = auto()  # for the text; or for the RAM, so that Linux has ended it
     NOT_TRIED = auto()  # since it can't run, or since a smaller run shows that it would fail
 
 
@@ -295,5 +295,5 @@ def make_record(name: str, events: list[dict]) -> Record:
         raise RecordError("not a whole record")
     if starts[0]["schema"] != 3:
         raise RecordError(f"schema {starts[0]['schema']} is unknown")
-    end = ends[0] if ends else {}
-    return Record(name, starts[0], by_kind.get("log", []), end, by_kind.get("gradients", []))
+    start, end = starts[0], next(iter(ends), {})
+    return Record(name, start, by_kind.get("log", []), end, by_kind.get("gradients", []))

@@ -9,11 +9,13 @@ from dataclasses import fields, replace
 from enum import Enum, auto
 from pathlib import Path
 
-from bench import common, processes
+from bench import processes
 from bench.common import BUILD, ELSEWHERE, relative
+from bench.machine import same_machine
 from bench.measure import sizing
-from bench.measure.journal import Measurement, append, data_of, journal_of, read_journal
+from bench.measure.journal import append, journal_of, read_journal
 from bench.measure.launch import as_typed, command_of, run_job, source_of
+from bench.measure.measurement import Measurement, data_of
 from bench.measure.plan import Job, Measurable, Plan, Setup
 from bench.measure.records import Result, Status
 from bench.measure.sizing import Length, in_words
@@ -193,7 +195,7 @@ class Runner:
         self.prepare(plan, rounds)
         append(self.path, self.measurement.as_json())
         self.has_begun = True
-        later = self.seconds_of_later_plans(plan, rounds)
+        afterwards = self.seconds_of_later_plans(plan, rounds)
         jobs = self.measurement.jobs_left()
         while jobs:
             job = jobs[0]
@@ -203,7 +205,7 @@ class Runner:
             result = run_job(job, self.measurement, self.study, self.setup, length)
             self.measurement.add(result)
             jobs = self.measurement.jobs_left()
-            left = self.seconds_of(jobs, later)
+            left = self.seconds_of(jobs, afterwards)
             print(f"{self.describe(job, result)}; about {in_words(left)} left", flush=True)
         return True
 
@@ -211,7 +213,8 @@ class Runner:
         """Makes `plan` what is measured, and makes and measures what its first run needs: tokens,
         and the machine's matmul throughput. Raises UserError, StackError, OSError."""
         self.set_plan(plan, rounds)
-        self.note_commit()
+        if self.has_jobs_left:
+            self.measurement.commit = processes.git_commit()
         self.prepare_tokens()
         self.set_lengths(self.measure_peak())
 
@@ -220,7 +223,9 @@ class Runner:
         Raises UserError, also for options that a script refuses, StackError, OSError."""
         earlier = self.measurement
         plan = self.continued(plan, rounds)
-        sources = earlier.sources | self.sources_of(plan)
+        sources = earlier.sources | {
+            run.name: source_of(run, self.study, self.setup) for run in plan.runnable
+        }
         self.measurement = replace(earlier, plan=plan, sources=sources)
         say_again(self.measurement.take_over(earlier), "changed since")
         self.configs = {}
@@ -239,15 +244,6 @@ class Runner:
             order=before.order,
             rounds=plan.rounds or rounds or self.study.rounds[self.setup.device],
         )
-
-    def sources_of(self, plan: Plan) -> dict[str, str]:
-        """Returns the SHA-256 of what each run's results come from."""
-        return {run.name: source_of(run, self.study, self.setup) for run in plan.runnable}
-
-    def note_commit(self) -> None:
-        """Keeps the commit at which something is measured."""
-        if self.has_jobs_left:
-            self.measurement.commit = processes.git_commit()
 
     def prepare_tokens(self) -> None:
         """Prepares the tokens of a study that reads any, and keeps which they are. Raises UserError
@@ -280,9 +276,9 @@ class Runner:
         say_again(other, "of another length")
         measurement.drop(other)
 
-    def seconds_of(self, jobs: list[Job], later: float = 0) -> float:
-        """Returns about how many seconds some jobs take, and what comes `later`."""
-        return sizing.seconds_left(jobs, self.measurement.results, self.lengths, later)
+    def seconds_of(self, jobs: list[Job], afterwards: float = 0) -> float:
+        """Returns about how many seconds some jobs take, with those of the plans `afterwards`."""
+        return sizing.seconds_left(jobs, self.measurement.results, self.lengths, afterwards)
 
     def seconds_of_later_plans(self, plan: Plan, rounds: int | None) -> float:
         """Returns about how many seconds the plans take that follow this one; 0 where nothing of
@@ -338,17 +334,17 @@ def dry_run(study: Measurable, setup: Setup, rounds: int | None, resume: Resume)
     runner.set_lengths(peak)
     runner.print_commands()
     jobs = runner.measurement.jobs_left()
-    later, seconds = sizing.estimate_later(study, setup, first, rounds, peak)
+    runs, seconds = sizing.estimate_later(study, setup, first, rounds, peak)
     estimate = "no estimate yet"
     if peak:
         estimate = f"about {in_words(runner.seconds_of(jobs, seconds))}"
-    print(f"{len(jobs) + later} runs, {estimate}")
+    print(f"{len(jobs) + runs} runs, {estimate}")
 
 
 def peak_of_before(setup: Setup) -> dict[str, float]:
     """Returns this machine's matmul throughput, if an earlier measurement has it; else {}."""
     for path in sorted(setup.results.glob("*.jsonl")):
         for measurement in reversed(read_journal(path)):
-            if common.same_machine(measurement.machine, setup.machine):
+            if same_machine(measurement.machine, setup.machine):
                 return measurement.matmul_peak
     return {}

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from bench import processes
 from bench.catalogue import Run
-from bench.common import BOOK_TOKENS, Machine, has_option, tokens_in, trained_in
+from bench.common import BOOK_TOKENS, has_option, tokens_in
+from bench.machine import Machine, trained_in
 from bench.measure.plan import Job, Measurable, Plan, Setup
 from bench.measure.records import Result, comparison_point, tokens_per_step
 from gpt_speed.cards import A100_FLOPS
@@ -205,7 +206,9 @@ def whole_script(run: Run, plan: Plan, setup: Setup, config: dict) -> Extent:
 def tokens_per_epoch(data: Path) -> int:
     """Returns how many there are to train on; where none are prepared yet, the book's."""
     meta = tokens_in(data)
-    return meta["tokens"]["train"] if meta else BOOK_TOKENS
+    if not meta:
+        return BOOK_TOKENS
+    return meta["tokens"]["train"]
 
 
 def expected_speed(run: Run, matmul_peak: dict, machine: Machine, config: dict) -> float:
@@ -216,13 +219,10 @@ def expected_speed(run: Run, matmul_peak: dict, machine: Machine, config: dict) 
     peak = matmul_peak.get(dtype, 0)
     if machine["gpus"]:
         peak *= run.processes
-    share = FLOAT32_SHARE if dtype == "float32" else share_of_a100(run)
+    share = FLOAT32_SHARE
+    if dtype != "float32":
+        share = (run.expected or 0) / run.processes * flops_per_token({}) / A100_FLOPS
     return share * peak / flops_per_token(config) or UNKNOWN_SPEED
-
-
-def share_of_a100(run: Run) -> float:
-    """Returns which share of an A100's peak the expected speed of a run is there."""
-    return (run.expected or 0) / run.processes * flops_per_token({}) / A100_FLOPS
 
 
 def flops_per_token(config: dict) -> int:
@@ -232,17 +232,17 @@ def flops_per_token(config: dict) -> int:
 
 
 def seconds_left(
-    jobs: list[Job], results: list[Result], lengths: dict[str, Length], later: float = 0
+    jobs: list[Job], results: list[Result], lengths: dict[str, Length], afterwards: float = 0
 ) -> float:
     """Returns the seconds of some jobs by the median time of each run's results; of a run without
-    results, and of what comes `later`, by estimate, corrected by how far the others' were off. What
-    is measured after each run takes time, too."""
+    results, and of the plans `afterwards`, by estimate, corrected by how far the others' were off.
+    What is measured after each run takes time, too."""
     medians = median_seconds(results)
     over_estimate = [
         middle / lengths[name].seconds for name, middle in medians.items() if name in lengths
     ]
     correction = median(over_estimate or [1])
-    total = correction * later
+    total = correction * afterwards
     for job in jobs:
         seconds = medians.get(job.run.name)
         if seconds is None:

@@ -4,10 +4,13 @@ import sys
 from pathlib import Path
 
 from bench import processes
-from bench.catalogue import FLOAT16, in_float16
-from bench.common import has_option, trained_in
+from bench.catalogue import FLOAT16
+from bench.common import has_option
+from bench.machine import in_float16, trained_in
 from bench.measure.plan import Setup
-from bench.predict.store import Program, Sizes, largest_that_fits, predict, program_of
+from bench.predict.prediction import largest_that_fits
+from bench.predict.program import Program, program_of
+from bench.predict.store import Sizes, predict
 from gpt_speed.common import UserError
 
 OF_00, OF_01 = 8, 32  # the published batch sizes
@@ -17,14 +20,14 @@ LOADED = 300  # MiB that kernels and libraries still take of what is free
 
 
 def batches_that_fit(setup: Setup, composed: bool) -> dict[int, int]:
-    """Returns the batch sizes that take the place of the published ones on this machine's GPU, by
-    these, and tells people of them; none where those fit, and where the options choose a batch
-    size. `composed`: 01 is composed with precision-fp16 where the GPU needs it."""
+    """Returns what takes the place of each published batch size on this machine's GPU, and tells
+    people of it; nothing where those fit, or where the options choose a batch size. `composed`: 01
+    is composed with precision-fp16 where the GPU needs it."""
     if setup.device != "cuda" or has_option("--batch-size", setup.options):
         return {}
     free = min(processes.ask_machine("free_memory"))
     try:
-        batches = largest_batches(programs_of(setup, composed), setup.results, free)
+        batches = largest_batches(programs_by_batch(setup, composed), setup.results, free)
     except UserError as error:
         tell(f"whether the published batch sizes fit isn't known: {error}")
         return {}
@@ -60,7 +63,7 @@ def comparable_batch(batch_of_00: int) -> int:
     return 4 * batch_of_00
 
 
-def programs_of(setup: Setup, composed: bool) -> dict[int, Program]:
+def programs_by_batch(setup: Setup, composed: bool) -> dict[int, Program]:
     """Returns by the published batch size the script that is predicted, with its options. Raises
     StackError, OSError."""
     options, model = setup.options, []

@@ -1,9 +1,9 @@
 """torch.compile on tensors without storage, for bench.predict.trace.
 
-For maintainers, with one version of PyTorch alone: most of what is imported here has no public
-name. Whoever reads stored predictions needs none of it. The compiler plans the graphs of a step,
-and its own program is run with the kernels left out. It plans for a CPU, wherever this runs:
-fusions, and so some temporaries, may differ from a GPU's.
+For maintainers, with one version of PyTorch alone (bench.predict.child): most of what is imported
+here has no public name. Whoever reads stored predictions needs none of it. The compiler plans the
+graphs of a step, and its own program is run with the kernels left out. It plans for a CPU, wherever
+this runs: fusions, and so some temporaries, may differ from a GPU's.
 """
 
 import copy
@@ -30,8 +30,6 @@ from torch._inductor.virtualized import V
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from bench.predict.meta_patches import real_compile, replaced, storage_id
-
-PYTORCH = "2.13"  # the version whose compiler and optimizers this knows from within
 
 
 def no_rng_is_recomputable(_) -> bool:
@@ -87,7 +85,7 @@ def definition_into(kernels: dict[str, Callable]) -> Callable:
     return define_kernel
 
 
-def source_of(graph, inputs: list, is_backward: bool) -> str:
+def compiled_source(graph, inputs: list, is_backward: bool) -> str:
     """Returns the text of the compiler's program of a graph."""
     with V.set_fake_mode(detect_fake_mode(inputs)), V.set_debug_handler(DebugContext()):
         compile_fx.view_to_reshape(graph)
@@ -118,7 +116,7 @@ def program(graph, inputs: list, is_backward: bool) -> Callable:
         "torch._inductor.scheduler.SchedulerNode.codegen": touch,
     }
     with replaced(without_code):
-        source = source_of(graph, inputs, is_backward)
+        source = compiled_source(graph, inputs, is_backward)
     return call_in(source, kernels)
 
 

@@ -5,10 +5,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 from bench.catalogue import Run, technique_number
-from bench.predict.reference import RESERVE
-from bench.predict.store import OTHERS, Prediction, largest_that_fits
+from bench.predict.prediction import Prediction, largest_that_fits
+from bench.predict.shipped import RESERVE
 from gpt_speed.cards import Card
-from gpt_speed.memory import MemoryNeed
+from gpt_speed.memory import OTHERS, MemoryNeed
 
 GROWING = "14-chunked-head"  # from this technique on a script may reserve more than predicted
 
@@ -107,7 +107,9 @@ class Forecast:
         if not self.has_speed:
             return None
         speeds = self.prediction.speeds(batch, card, gpus)
-        return Speed(self.prediction, card, batch, gpus, *speeds) if speeds else None
+        if not speeds:
+            return None
+        return Speed(self.prediction, card, batch, gpus, *speeds)
 
     @property
     def has_speed(self) -> bool:

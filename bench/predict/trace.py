@@ -1,9 +1,10 @@
 """What a script does on a GPU that isn't there: its own training steps, run on tensors without
 storage (device "meta").
 
-    python -m bench.predict.trace '[{"script": "00_orig.py", "options": [], "batch": 8}, ...]'
+    python -m bench.predict.child '[{"script": "00_orig.py", "options": [], "batch": 8}, ...]'
 
-prints a line, the list of {"trace": what trace() returns} or {"error": "a line"}.
+prints a line, the list of {"trace": what trace() returns} or {"error": "a line", "is_untraceable":
+whether no other start could trace it, either}.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +31,7 @@ from torch.utils._pytree import tree_iter
 from bench.catalogue import GPUS
 from bench.common import load_script
 from bench.predict import meta_patches
-from bench.predict.compiled import PYTORCH, compile_only_models
+from bench.predict.compiled import compile_only_models
 from bench.predict.meta_patches import aten, is_meta, storage_id
 from bench.processes import error_line
 from gpt_speed.counting import Kernel, bytes_of, kernel_of
@@ -94,12 +96,12 @@ class Recorder(TorchDispatchMode):
         """Returns what is called in place of an operator that doesn't run on tensors without
         storage; None for one that does."""
         if func is aten._local_scalar_dense.default and is_meta(args[0]):  # Tensor.item
-            return lambda: 0.0
+            return float  # which returns 0.0
         if func is aten._to_copy.default and str(kwargs.get("device")) == "cpu":
             dtype = kwargs.get("dtype")
             return partial(torch.zeros_like, args[0], device="cpu", dtype=dtype)
         if func is aten._amp_update_scale_.default:
-            return lambda: args[0]
+            return partial(itemgetter(0), args)
         if func is aten._fused_adamw_.default:
             return partial(self.add_work, fused_adamw_work(*args[:4]))
         return None
@@ -283,12 +285,7 @@ def trace(module, options: list[str], batch: int) -> dict:
 
 
 def answer(script: str, options: list[str], batch: int) -> dict:
-    """Returns the `trace` of a file, or the `error` for which there is none."""
-    if not torch.__version__.startswith(f"{PYTORCH}."):
-        return dict(
-            error=f"predictions can be made again with PyTorch {PYTORCH}, not with"
-            f" {torch.__version__}; stored ones work with any"
-        )
+    """Returns the `trace` of a file, or why there is none, as refusal()."""
     errors = io.StringIO()
     try:
         with (
@@ -298,19 +295,20 @@ def answer(script: str, options: list[str], batch: int) -> dict:
         ):
             return dict(trace=trace(load_script(Path(script)), options, batch))
     except SystemExit:  # an option that the script doesn't take
-        return dict(error=error_line(errors.getvalue()))
+        return refusal(error_line(errors.getvalue()))
     except Exception as error:
         error = getattr(error, "inner_exception", error)  # of the compiler's
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        return dict(error=lines[0])
+        return refusal(lines[0], isinstance(error, NotImplementedError))
+
+
+def refusal(error: str, is_untraceable: bool = False) -> dict:
+    return dict(error=error, is_untraceable=is_untraceable)
 
 
 def main() -> None:
+    """Answers the requests on the command line."""
     meta_patches.begin_ranks()
     warnings.simplefilter("ignore")
     gc.freeze()
     print(json.dumps([answer(**request) for request in json.loads(sys.argv[1])]))
-
-
-if __name__ == "__main__":
-    main()

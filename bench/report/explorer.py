@@ -6,19 +6,20 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from bench.catalogue import FLOAT16, GPUS, STAGES, Run
-from bench.predict import reference
-from bench.predict.store import BATCHES, OTHERS, Prediction
+from bench.predict import shipped
+from bench.predict.prediction import BATCHES, Prediction
 from gpt_speed.cards import CARDS, Card
+from gpt_speed.memory import OTHERS
 from patches import stack
 
-MODELS = "gpt2", *reference.LARGER
+MODELS = "gpt2", *shipped.LARGER
 COMPOSED = "my.py"  # the file of a composed script
 
 
 def choices() -> dict[str, Run]:
     """Returns what one can choose: the ladder, which ends with 02, and the variants of 01; then
     what stands in for 02 on a GPU without bfloat16 units. Raises UserError, StackError."""
-    scripts = reference.scripts()
+    scripts = shipped.scripts()
     runs = {
         scripts.canonical(run.script): run.replace(label=f"{run.number} {run.technique}")
         for run in scripts.ladder(GPUS)
@@ -29,7 +30,7 @@ def choices() -> dict[str, Run]:
         "02": f"02, on {GPUS} GPUs",
     }
     runs |= {name: runs[name].replace(label=label) for name, label in labels.items()}
-    runs |= {run.label: run for run in reference.variants() if run.script not in STAGES}
+    runs |= {run.label: run for run in shipped.variants() if run.script not in STAGES}
     run = scripts.float16(scripts.stage("02", GPUS))
     return runs | {str(run.script): run.replace(published=None)}
 
@@ -162,7 +163,7 @@ def data_block() -> str:
     data = {
         "models": MODELS,
         "context": predictions["00"]["gpt2"].context_length,
-        "others": reference.published_others(),  # measured, with their programs
+        "others": shipped.published_others(),  # measured, with their programs
         "about": prose_by_patch(runs[name] for name in predictions if name not in STAGES),
         "scripts": {
             name: script_data(name, runs[name], by_model) for name, by_model in predictions.items()
@@ -177,7 +178,7 @@ def predictions_of(runs: dict[str, Run]) -> dict[str, dict[str, Prediction]]:
     predictions: dict[str, dict[str, Prediction]] = {}
     for name, run in runs.items():
         for model in MODELS:
-            prediction = reference.kept_of(run.script, ["--model", model, *run.options])
+            prediction = shipped.kept_of(run.script, ["--model", model, *run.options])
             if prediction:
                 predictions.setdefault(name, {})[model] = prediction
     return predictions
@@ -193,7 +194,12 @@ def prose_by_patch(runs: Iterable[Run]) -> dict[str, str]:
 def trainable_cards() -> list[tuple[str, Card]]:
     """Returns the GPUs that 01 can train on, by memory and capability."""
     cards = [(name, card) for name, card in CARDS.items() if card.capability >= 7]
-    return sorted(cards, key=lambda named: (named[1].mib, named[1].capability))
+    return sorted(cards, key=size_of_card)
+
+
+def size_of_card(named: tuple[str, Card]) -> tuple[int, float]:
+    _, card = named
+    return card.mib, card.capability
 
 
 def as_json(value, levels: int = 0) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from bench.analysis.rows import Row
 from bench.analysis.totals import headline_row, rounds_of_both, totals_in
-from bench.common import trained_in
+from bench.machine import trained_in
 from bench.report.notes import SINGLE_RUNS, peak_note
 from bench.report.tables import spread
 from gpt_speed.common import counted
@@ -49,9 +49,9 @@ def speedup_text(row: Row) -> str:
     """Returns how fast a row is beside its baseline, with the interval for a ladder and the
     published speedup for the three scripts, where those are known."""
     if row.measured.study == "ladder":
-        form, aside = ".1f", interval_text(row)
+        form, aside = ".1f", interval_aside(row)
     else:
-        form, aside = ".2f", published_text(row)
+        form, aside = ".2f", published_aside(row)
     text = (
         f"{row.label} trains **{row.tok_per_sec:,.0f} tok/sec,"
         f" {row.factor_baseline:{form}} times** {row.table[0].label}'s"
@@ -62,14 +62,14 @@ def speedup_text(row: Row) -> str:
     return text
 
 
-def interval_text(row: Row) -> str:
+def interval_aside(row: Row) -> str:
     interval = spread(row.speedup_over(row.baseline).interval, ".1f")
     if not interval:
         return ""
     return f"95%: {interval}"
 
 
-def published_text(row: Row) -> str:
+def published_aside(row: Row) -> str:
     speedup = fmt(row.published_factor_baseline, ".2f")
     if not speedup:
         return ""

@@ -8,11 +8,12 @@ from operator import attrgetter
 
 from bench.analysis.rows import WIDE, Row, Rows, printed
 from bench.catalogue import technique_number
-from bench.measure.journal import Measurement
+from bench.measure.measurement import Measurement
 from bench.measure.records import Record
 from gpt_speed.common import counted, listed
 
 BFLOAT16 = "05-bfloat16"
+OWN_LENGTH = "The scripts' own length"
 SINGLE_RUNS = "single runs, no significance"
 WIDE_MARK = "†"
 WIDE_LEGEND = f"{WIDE_MARK}: the 95% interval's upper end is over {WIDE} times its lower one."
@@ -174,11 +175,11 @@ def full_notes(rows: Rows, length: str | None = None) -> list[str]:
     """Returns what stands below a bench.report.tables.full_table; `length`, if it isn't the
     plan's, is that of a run."""
     plan, noise, peak = rows.measured.plan, rows[0].seed_noise, peak_note(rows.measured.peak)
-    if not length:
-        length = f"{plan.tokens:,} tokens" if plan.tokens else "The scripts' own length"
+    if not length and plan.tokens:
+        length = f"{plan.tokens:,} tokens"
     speedups = speedup_note(rows)
     if noise is not None:
         seeds = len(rows[0].losses_by_seed)
         speedups += f" Over {seeds} seeds the first row's losses vary by {noise:.4f}."
-    how = f"{machine_note(rows)} {length} per run. {peak}"
+    how = f"{machine_note(rows)} {length or OWN_LENGTH} per run. {peak}"
     return [how, speedups]

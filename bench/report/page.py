@@ -2,19 +2,20 @@
 file that opens in any browser."""
 
 import importlib.util
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from bench.analysis.folders import newest_in
 from bench.common import write_whole
-from bench.measure.machine import read_look
+from bench.measure.look import read_look
 from bench.report.machine_section import headline, machine_section
 from bench.report.notes import provenance
 from bench.report.pictures import draw_all
-from bench.report.tables import picture_name, text_of
+from bench.report.showable import Showable, text_of
+from bench.report.tables import picture_name
 
 
-def write_page(studies: dict, results: Path, missing: dict[str, str]) -> Path:
+def write_page(studies: Mapping[str, Showable], results: Path, missing: dict[str, str]) -> Path:
     """Writes report.md, report.html and the pictures. `missing`: the studies that aren't finished,
     and why. Raises OSError."""
     pictures = draw_all(studies, results)
@@ -22,7 +23,7 @@ def write_page(studies: dict, results: Path, missing: dict[str, str]) -> Path:
         write_whole(results / file, content)
     shown = [study for study in studies.values() if study.position]
     page = [
-        *head_of(shown, results, missing),
+        *page_head(shown, results, missing),
         *(part for study in shown for part in section_of(study, results, pictures.keys())),
     ]
     write_whole(results / "report.md", "\n".join(page) + "\n")
@@ -31,7 +32,7 @@ def write_page(studies: dict, results: Path, missing: dict[str, str]) -> Path:
     return results / "report.md"
 
 
-def head_of(studies: list, results: Path, missing: dict[str, str]) -> list[str]:
+def page_head(studies: Sequence[Showable], results: Path, missing: dict[str, str]) -> list[str]:
     """Returns what stands above the studies: the finding, when it was measured, the machine."""
     look = read_look(results)
     everything = [rows.measured for study in studies for rows in newest_in(results, study.name)]
@@ -44,7 +45,7 @@ def head_of(studies: list, results: Path, missing: dict[str, str]) -> list[str]:
     ]
 
 
-def section_of(study, results: Path, pictures: Collection[str]) -> list[str]:
+def section_of(study: Showable, results: Path, pictures: Collection[str]) -> list[str]:
     """Returns a study's heading, tables and pictures; nothing of one that isn't measured, unless
     a report should have it."""
     parts = []

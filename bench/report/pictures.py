@@ -3,15 +3,17 @@
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
 
 from bench.analysis.folders import newest_in
 from bench.analysis.rows import Row, Rows
-from bench.common import short_name
+from bench.catalogue import Run
+from bench.machine import short_name
 from bench.report.notes import WIDE_MARK
+from bench.report.showable import Showable
 from bench.report.tables import factor_text, picture_name
 
 # Hues that colour-blind readers tell apart (Okabe and Ito's), of luminances that differ in grey.
@@ -131,18 +133,22 @@ def add_legend(subfigure, colours: dict[str, str], *more) -> None:
 
 
 def colour_legend(subfigure) -> None:
-    """Adds a legend of the colours that colour_of returns."""
+    """Adds a legend of the colours that significance_colour returns."""
     add_legend(
         subfigure,
         {"significantly faster": OWN, "significantly slower": ERROR, "not significant": UNSURE},
     )
 
 
-def colour_of(row: Row) -> str:
+def script_colour(run: Run) -> str:
+    return COLOURS.get(run.stage or "", OTHER)
+
+
+def significance_colour(row: Row) -> str:
     return dict(faster=OWN, slower=ERROR).get(row.significance or "", UNSURE)
 
 
-def draw_all(studies: dict, results: Path) -> dict[str, bytes]:
+def draw_all(studies: Mapping[str, Showable], results: Path) -> dict[str, bytes]:
     """Returns {file name: picture} of all that there is to draw; a line says where matplotlib can't
     be loaded."""
     try:
@@ -218,7 +224,7 @@ def draw_alternatives(rows: Rows):
     those too uncertain to rank last; of the speed with 95% intervals."""
     base, *others = rows
     shown = [row for row in others if row.factor and row.memory_factor]
-    shown.sort(key=lambda row: (row.speedup().is_wide, -(row.factor or 0)))
+    shown.sort(key=rank_of)
     if not shown:
         return None
     figure, [(subfigure, speed, memory)] = rows_of_panels(
@@ -240,6 +246,11 @@ def count_of_different(rows: Sequence[Row], base: Row) -> str:
     return f"{len(rows)} variants of {base.label}: {faster} significantly faster, {slower} slower"
 
 
+def rank_of(row: Row) -> tuple[bool, float]:
+    """Returns by what rows are sorted: the fastest first, those that aren't ranked last."""
+    return row.speedup().is_wide, -(row.factor or 0)
+
+
 def draw_speed_factors(axes, rows: list[Row]) -> None:
     """Draws times the speed of each row's reference, with its interval. The uncertain ones, if
     there are any, come last."""
@@ -248,7 +259,7 @@ def draw_speed_factors(axes, rows: list[Row]) -> None:
             fill(row.label, 36, break_on_hyphens=False),
             row.factor,
             factor_text(row),
-            colour_of(row),
+            significance_colour(row),
             whisker=row.interval or (),
         )
         for row in rows

@@ -4,11 +4,13 @@ GPU (docs/gpus.md)."""
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.analysis.folders import rows_in
 from bench.analysis.rows import Row
 from bench.predict.batches import BATCH_OF
-from bench.predict.reference import (
+from bench.predict.prediction import Prediction, largest_that_fits
+from bench.predict.shipped import (
     GPT2,
     in_place,
     kept_of,
@@ -17,7 +19,6 @@ from bench.predict.reference import (
     published_others,
     scripts,
 )
-from bench.predict.store import Prediction, largest_that_fits
 from bench.report.tables import range_text
 from gpt_speed.cards import BY_NAME, CARDS, Card
 from gpt_speed.tables import Table, num_col, text_col
@@ -51,14 +52,30 @@ AUTOCAST = "precision-autocast@13-loss-in-graph"  # ours that other people's pro
 LEAST_BATCH = 8  # of their figures
 
 
-def beside(measured: float, predicted: float, **about) -> dict:
-    """Returns a row of a table of measured, or published, figures and predicted ones."""
-    return about | dict(measured=measured, predicted=predicted, error=predicted / measured - 1)
+class Predicted(NamedTuple):
+    """A measured figure, and what is predicted in its place."""
+
+    measured: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """By which share the prediction is too high."""
+        return self.predicted / self.measured - 1
 
 
-def gpu_line(row: Row) -> dict | None:
-    """Returns what a script's speed and memory are, beside what is predicted of it; None where
-    nothing is, or it isn't GPT-2 in one process."""
+class ScriptLine(NamedTuple):
+    """A script on a GPU, beside what is predicted of it."""
+
+    label: str
+    batch: int
+    memory: Predicted  # GB
+    speed: Predicted  # tok/sec
+
+
+def gpu_line(row: Row) -> ScriptLine | None:
+    """Returns a row with what is predicted of it; None where nothing is, or it isn't GPT-2 in one
+    process."""
     if not row.record or row.run.processes > 1 or row.record.config["model"] != "gpt2":
         return None
     card, batch = BY_NAME.get(row.measured.machine["name"]), row.record.config["batch_size"]
@@ -68,11 +85,9 @@ def gpu_line(row: Row) -> dict | None:
     speed = prediction.tok_per_sec(batch, card)
     if not speed or not row.tok_per_sec or not row.reserved_gb:
         return None
-    return dict(
-        label=row.label,
-        batch=batch,
-        memory=beside(row.reserved_gb, prediction.needs[batch].reserved / 1024),
-        speed=beside(row.tok_per_sec, speed),
+    memory = prediction.needs[batch].reserved / 1024
+    return ScriptLine(
+        row.label, batch, Predicted(row.reserved_gb, memory), Predicted(row.tok_per_sec, speed)
     )
 
 
@@ -141,14 +156,24 @@ class OnCard:
         return self.prediction.minutes(self.batch, self.card)
 
 
-def gpu_row(name: str) -> dict:
-    """Returns what fits a GPU, and how fast 01 is there."""
+class CardLine(NamedTuple):
+    """What fits a GPU, and how fast 01 is there."""
+
+    card: str
+    gb: float
+    baseline: int  # the largest batch of 00
+    optimized: str  # that of 01; with a "?" one that fits unless more is reserved
+    speed: str  # of 01, in thousands
+    others: str  # of other people's programs
+
+
+def card_line(name: str) -> CardLine:
     card = CARDS[name]
     first, last = OnCard("00", card), OnCard("01", card)
     optimized = str(last.surely)
     if last.surely != last.largest:
         optimized += f" ({last.largest}?)"
-    return dict(
+    return CardLine(
         card=name,
         gb=card.mib / 1024,
         baseline=first.largest,
@@ -194,5 +219,5 @@ def gpus_table() -> Table:
             num_col("thousand tok/sec of 01, predicted", "speed"),
             text_col("others' programs, measured", "others"),
         ],
-        list(map(gpu_row, COMMON)),
+        list(map(card_line, COMMON)),
     )

@@ -74,13 +74,16 @@ def age_of(record: Record) -> tuple[str, str]:
 
 
 def tokens_of(record: Record) -> int:
-    return record.logs[-1]["tokens"] if record.logs else 0
+    if not record.logs:
+        return 0
+    return record.logs[-1]["tokens"]
 
 
 def published_scripts() -> list[ScriptFigures]:
     """Returns the published figures. Raises UserError, StackError."""
     source, figures = published_source(), published()
     first = figures["00"].tok_per_sec
+    factors = {stage: figures[stage].tok_per_sec / first for stage in STAGES if stage != "00"}
     return [
         ScriptFigures(
             stage,
@@ -88,7 +91,7 @@ def published_scripts() -> list[ScriptFigures]:
             device=f"{source['gpu']} (published)",
             model=model_text(source["model"], source["context_length"]),
             tok_per_sec=figures[stage].tok_per_sec,
-            factor=None if stage == "00" else figures[stage].tok_per_sec / first,
+            factor=factors.get(stage),
             reserved_gb=figures[stage].reserved_gb,
         )
         for stage in STAGES

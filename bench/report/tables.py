@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from bench.analysis.rows import Row, Rows, printed
+from bench.analysis.rows import Row, printed
 from bench.analysis.stats import SIGNIFICANT
-from bench.report.notes import WIDE_LEGEND, WIDE_MARK, one_reference, rounds_note
-from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col, value_col
+from bench.report.notes import WIDE_MARK, one_reference
+from gpt_speed.tables import Column, Table, fmt, num_col, text_col, value_col
 
 
 def credited(row, name: str) -> str:
@@ -37,7 +37,12 @@ def range_text(values: Iterable[float], form: str) -> str:
     """Returns the least and the greatest of several values, once where they are written alike; ""
     without any."""
     ordered = sorted(values)
-    return "–".join(dict.fromkeys(format(value, form) for value in ordered[:1] + ordered[-1:]))
+    if not ordered:
+        return ""
+    least, greatest = format(ordered[0], form), format(ordered[-1], form)
+    if least == greatest:
+        return least
+    return f"{least}–{greatest}"
 
 
 def bold(text: str, significance: str | None) -> str:
@@ -86,7 +91,8 @@ def as_code(text: str) -> str:
 RUN = text_col("run", "label")
 SPEED = num_col("tok/sec", "tok_per_sec", ",.0f")
 SPEED_OR_ERROR = Column("tok/sec", speed_or_error)
-INTERVAL = value_col("95%", "interval", partial(spread, form=".2f"))
+interval_text = partial(spread, form=".2f")
+INTERVAL = value_col("95%", "interval", interval_text)
 RANGE = value_col("range", "speeds", spread)
 GB = num_col("GB", "reserved_gb", ".2f")
 LOSS = num_col("val loss", "val_loss", ".4f")
@@ -94,30 +100,6 @@ EXPECTED_LOSS = text_col("expected effect on the loss", "run.loss")
 
 
 # ---- Tables of a plan --------------------------------------------------------------------------
-
-
-def text_of(study, rows: Rows) -> str:
-    """Returns all tables of a plan that was measured, and what has to be said of them."""
-    notes = "".join(f"\n{note}\n" for note in study.notes(rows))
-    return markdown(*study.tables(rows)) + notes
-
-
-def excerpts_of(study, rows: Rows) -> dict[str, str]:
-    """Returns the tables that the markers of a page ask for, by their names."""
-    added = ""
-    if rows.measured.planned:
-        added = f"\n{rounds_note(rows)}.\n"
-    return {
-        name: with_legend(markdown(*tables)) + added
-        for name, tables in study.excerpts(rows).items()
-    }
-
-
-def with_legend(tables: str) -> str:
-    """Returns tables with what the mark in them says."""
-    if WIDE_MARK in tables:
-        return f"{tables}\n{WIDE_LEGEND}\n"
-    return tables
 
 
 def significance_or_error(row: Row) -> str:
@@ -129,7 +111,9 @@ def significance_or_error(row: Row) -> str:
 
 def full_table(rows: Sequence[Row]) -> Table:
     """Returns every column that a study of techniques or alternatives may have."""
-    over_baseline = num_col("over the baseline", "factor_baseline", ".2f")
+    over_baseline = [num_col("over the baseline", "factor_baseline", ".2f")]
+    if one_reference(rows):  # the baseline: the column would repeat the speedups
+        over_baseline = []
     return Table(
         [
             RUN,
@@ -139,7 +123,7 @@ def full_table(rows: Sequence[Row]) -> Table:
             Column("speedup", factor_text),
             INTERVAL,
             num_col("speedup, A100", "published_factor", ".2f"),
-            *([] if one_reference(rows) else [over_baseline]),
+            *over_baseline,
             num_col("reserved GB", "reserved_gb", ".2f"),
             num_col("× GB", "memory_factor", ".2f"),
             num_col("first step s", "record.first_step_seconds", ".1f"),
@@ -158,7 +142,10 @@ def full_table(rows: Sequence[Row]) -> Table:
 def short_table(rows: Sequence[Row]) -> Table:
     """Returns the columns of alternatives that a page for readers has; above them a line with those
     that the machine couldn't run."""
-    left_out = ", ".join(f"`{row.label}` ({row.run.error})" for row in rows if row.run.error)
+    left_out = [f"`{row.label}` ({row.run.error})" for row in rows if row.run.error]
+    caption = ""
+    if left_out:
+        caption = f"Not run here: {', '.join(left_out)}."
     return Table(
         [
             value_col("run", "label", as_code, left=True),
@@ -172,5 +159,5 @@ def short_table(rows: Sequence[Row]) -> Table:
             EXPECTED_LOSS,
         ],
         [row for row in rows if not row.run.error],
-        f"Not run here: {left_out}." if left_out else "",
+        caption,
     )

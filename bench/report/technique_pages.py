@@ -46,7 +46,7 @@ def link_to(heading: str, page: str = "") -> str:
     return f"[{heading}]({page}#{anchor})"
 
 
-def results() -> Table:
+def machines_table() -> Table:
     """Returns both ends of every machine's ladder, those with a GPU first, for a page in docs/."""
     return Table(
         [
@@ -162,10 +162,9 @@ def memory_text(gain: Gain | None) -> str:
 
 def others_text(gain: Gain | None) -> str:
     """Returns which other techniques a gain is of, too; "" where it is of one."""
-    numbers = gain.together_with if gain else ()
-    if not numbers:
+    if not gain or not gain.together_with:
         return ""
-    return f" with {listed(map(str, numbers))}"
+    return f" with {listed(map(str, gain.together_with))}"
 
 
 def in_italics(gain: Gain, text: str) -> str:
@@ -175,7 +174,7 @@ def in_italics(gain: Gain, text: str) -> str:
     return text
 
 
-def index() -> Table:
+def index_table() -> Table:
     """Returns a table for the page with the cards: what each technique gained, the most on a GPU
     first, and what it costs."""
     *lines, ddp = techniques()

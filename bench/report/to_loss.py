@@ -7,11 +7,12 @@ from functools import partial
 from pathlib import Path
 
 from bench.analysis.folders import newest_in
-from bench.analysis.rows import Comparison, Goal, Row, subtract
+from bench.analysis.rows import Comparison, Goal, Row, Speedup, subtract
 from bench.analysis.tuning import EPOCH_LOSS, is_tuned, setting_of
-from bench.common import REFERENCE, relative, short_name
+from bench.common import REFERENCE, relative
+from bench.machine import short_name
 from bench.report.pictures import COLOURS, DARK, LIGHT, Palette, load_pyplot, rows_of_panels
-from bench.report.tables import RUN, SPEED, bold, picture_name, spread
+from bench.report.tables import RUN, SPEED, bold, interval_text, picture_name, spread
 from gpt_speed.common import UserError, listed
 from gpt_speed.tables import Column, Table, fmt, num_col, text_col
 
@@ -32,7 +33,13 @@ WORDS = {  # for readers who don't know the patches and their options
     "--polar-express": "Polar Express",
     "--normuon": "NorMuon",
 }
-LOWEST_LOSS = Column("lowest val loss", lambda row: row.error or fmt(row.lowest_val_loss, ".4f"))
+
+
+def lowest_loss(row: Row) -> str:
+    return row.error or fmt(row.lowest_val_loss, ".4f")
+
+
+LOWEST_LOSS = Column("lowest val loss", lowest_loss)
 
 
 # ---- The table of one target -------------------------------------------------------------------
@@ -74,19 +81,17 @@ class TimeCells:
         return f"{seconds + max(0.0, row.warm_excess):,.1f}"
 
     def factor(self, row: Row) -> str:
-        """Returns the speedup with compilation, as who waits for it counts."""
-        return self.tested_speedup(row, with_first_step=True)
+        """Returns the speedup with compilation, as who waits for it counts; bold where it is
+        significant."""
+        speedup = row.speedup(Goal(self.target, with_first_step=True))
+        return bold(factor_or_bound(speedup), speedup.significance)
 
     def factor_without_compiling(self, row: Row) -> str:
-        return self.tested_speedup(row, with_first_step=False)
-
-    def tested_speedup(self, row: Row, with_first_step: bool) -> str:
-        """Returns a speedup, bold where it is significant."""
-        text = speedup_to_loss(row, self.target, with_first_step)
-        return bold(text, row.speedup(self.target, with_first_step).significance)
+        speedup = row.speedup(Goal(self.target))
+        return bold(factor_or_bound(speedup), speedup.significance)
 
     def interval(self, row: Row) -> str:
-        return spread(row.speedup(self.target, with_first_step=True).interval, ".2f")
+        return interval_text(row.speedup(Goal(self.target, with_first_step=True)).interval)
 
     def tokens(self, row: Row) -> str:
         return fmt(row.tokens_to(self.target), ",.0f")
@@ -115,9 +120,8 @@ def time_columns(target: float, rows: Sequence[Row]) -> list[Column]:
     ]
 
 
-def speedup_to_loss(row: Row, target: float, with_first_step: bool) -> str:
+def factor_or_bound(speedup: Speedup) -> str:
     """Returns "1.23", or a bound such as "> 1.23"; "" where it isn't known."""
-    speedup = row.speedup(target, with_first_step)
     if not speedup.factor:
         return ""
     return f"{speedup.sign}{speedup.factor:.2f}"
@@ -135,24 +139,24 @@ def tuned_rows(kind: str, machine: Path) -> list[Row]:
     raise UserError(f"there is no {picture_name('time-to-loss', kind)} in {relative(machine)}")
 
 
-def table_of(kind: str, target_name: str, machine: Path) -> Table:
+def target_table(kind: str, target_name: str, machine: Path) -> Table:
     """Returns a machine's times to a target in its measurement of a kind, of the scripts at their
     best settings. Raises UserError where it has none."""
     rows = tuned_rows(kind, machine)
     target = rows[0].plan.targets[target_name]
     cells = TimeCells(target)
     columns = [
-        Column("script, its best settings", in_words, True),
+        Column("script, its best settings", settings_in_words, True),
         SPEED,
         Column("seconds", cells.seconds),
         Column("again, s", cells.again),
-        Column("× to the loss (95%)", partial(speedup, target=target, with_first_step=True)),
-        Column("compiling excluded", partial(speedup, target=target, with_first_step=False)),
+        Column("× to the loss (95%)", partial(speedup_with_interval, goal=Goal(target, True))),
+        Column("compiling excluded", partial(speedup_with_interval, goal=Goal(target))),
     ]
     return Table(columns, rows)
 
 
-def in_words(row: Row) -> str:
+def settings_in_words(row: Row) -> str:
     """Returns a row's script and settings."""
     setting = setting_of(row.run)
     script, *options = setting.script.split(" --")
@@ -161,14 +165,17 @@ def in_words(row: Row) -> str:
     return f"{', '.join(words)}, batch {setting.batch}, learning rate {setting.rate:g}"
 
 
-def speedup(row: Row, target: float, with_first_step: bool) -> str:
+def speedup_with_interval(row: Row, goal: Goal) -> str:
     """Returns times as fast as 00 at its best settings, bold where that is significant, and its
     interval; "" for 00 itself."""
-    gain = row.speedup(target, with_first_step)
-    if row.run.stage == "00" or not gain.factor:
+    speedup = row.speedup(goal)
+    if row.run.stage == "00" or not speedup.factor:
         return ""
-    form = ".2f" if gain.factor < 1 else ".1f"
-    return f"{bold(f'{gain.factor:{form}}×', gain.significance)} ({spread(gain.interval, form)})"
+    form = ".1f"
+    if speedup.factor < 1:
+        form = ".2f"
+    factor = bold(f"{speedup.factor:{form}}×", speedup.significance)
+    return f"{factor} ({spread(speedup.interval, form)})"
 
 
 def loss_over_seconds(palette: Palette = LIGHT):
@@ -219,7 +226,9 @@ def finding(row: Row, over: Row, target: float) -> str:
 def draw_curves(axes, row: Row, label: str, colour: str, with_first_step: bool) -> None:
     """Draws a row's runs; the first carries the label."""
     for training in row.trainings:
-        delay = training.first_step_excess if with_first_step else 0
+        delay = 0.0
+        if with_first_step:
+            delay = training.first_step_excess
         seconds = [point.seconds + delay for point in training.points]
         losses = [point.val_loss for point in training.points]
         axes.plot(seconds, losses, color=colour, linewidth=1.3, label=label)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from bench.analysis.gains import Gain, best, gain_of, unclear_variants, variant_key, variant_rows
 from bench.analysis.rows import ratio
 from bench.catalogue import Run, effect_on_loss
-from bench.predict import reference
-from bench.predict.store import Prediction
+from bench.predict import shipped
+from bench.predict.prediction import Prediction
 from bench.report.tables import spread
 from bench.report.technique_pages import GPU, links_of, memory_text, speed_text
 from gpt_speed.cards import CARDS
@@ -129,10 +129,6 @@ class Variant:
     def on_cpu(self) -> Gain | None:
         return best(gain for gain in self.gains if gain.device == "cpu")
 
-    @property
-    def on_gpu_or_cpu(self) -> Gain | None:
-        return self.on_gpu or self.on_cpu
-
 
 def is_one(factor: float | None) -> bool:
     """Returns whether a factor is 1 as it is printed."""
@@ -168,16 +164,11 @@ def by_purpose(patches: list[Patch]) -> dict[str, list[Patch]]:
 
 def variants_table(variants: list[Variant]) -> Table:
     """Returns what variants gained; on a GPU only where one of them has a figure of one."""
-    on_gpu = [Column(f"speed, {GPU.name}", speed_on_gpu)]
-    return Table(
-        [
-            text_col("variant", "link"),
-            *(on_gpu if any(variant.on_gpu for variant in variants) else []),
-            Column("speed, CPU", speed_on_cpu),
-            Column("memory", lambda variant: memory_text(variant.on_gpu_or_cpu) or MISSING),
-        ],
-        variants,
-    )
+    columns = [text_col("variant", "link")]
+    if any(variant.on_gpu for variant in variants):
+        columns.append(Column(f"speed, {GPU.name}", speed_on_gpu))
+    columns += [Column("speed, CPU", speed_on_cpu), Column("memory", memory_on_either)]
+    return Table(columns, variants)
 
 
 def speed_on_gpu(variant: Variant) -> str:
@@ -186,7 +177,13 @@ def speed_on_gpu(variant: Variant) -> str:
 
 def speed_on_cpu(variant: Variant) -> str:
     """Writes times the speed, or why it isn't there."""
-    return speed_text(variant.on_cpu) or ("unclear" if variant.is_unclear else MISSING)
+    if variant.is_unclear and not variant.on_cpu:
+        return "unclear"
+    return speed_text(variant.on_cpu) or MISSING
+
+
+def memory_on_either(variant: Variant) -> str:
+    return memory_text(variant.on_gpu or variant.on_cpu) or MISSING
 
 
 def measured_on_gpu() -> Table:
@@ -199,13 +196,17 @@ def measured_on_gpu() -> Table:
     return Table(
         [
             text_col("variant", "link"),
-            Column("use it for", lambda variant: USES.get(variant.label, ""), True),
+            Column("use it for", use_of, True),
             value_col("× speed", "on_gpu", speed_text),
             value_col("95%", "on_gpu", interval_cell),
             value_col("× memory", "on_gpu", memory_text),
         ],
         measured,
     )
+
+
+def use_of(variant: Variant) -> str:
+    return USES.get(variant.label, "")
 
 
 def interval_cell(gain: Gain) -> str:
@@ -254,14 +255,14 @@ def predicted_gains() -> list[tuple[Run, Gain]]:
     """Returns what each variant whose prediction is stored gains on an H100, over what it is
     compared to. Raises UserError, StackError."""
     gains = []
-    base, variants = reference.scripts().stage("01"), reference.variants()
+    base, variants = shipped.scripts().stage("01"), shipped.variants()
     by_name: dict[str | None, Run] = {run.name: run for run in variants}
     by_name[base.name] = base
     for run in variants:
-        prediction = reference.kept_of(run.script, [*reference.GPT2, *run.options])
+        prediction = shipped.kept_of(run.script, [*shipped.GPT2, *run.options])
         if prediction:
             other = by_name[run.compared_to]
-            before = reference.prediction_of(other.script, [*reference.GPT2, *other.options])
+            before = shipped.prediction_of(other.script, [*shipped.GPT2, *other.options])
             gains.append((run, gain_over(before, prediction)))
     return gains
 

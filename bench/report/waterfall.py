@@ -12,10 +12,10 @@ from bench.report.pictures import (
     LIGHT,
     Palette,
     colour_legend,
-    colour_of,
     lay_rows,
     load_pyplot,
     rows_of_panels,
+    significance_colour,
 )
 from bench.report.tables import marked
 from gpt_speed.common import listed
@@ -56,7 +56,7 @@ def rungs_of(rows: list[Row], colours: list[str]) -> list[Rung]:
     ]
 
 
-def draw(rungs: list[Rung], title: str, heading: str, palette: Palette = LIGHT):
+def draw_rungs(rungs: list[Rung], title: str, heading: str, palette: Palette = LIGHT):
     """Returns a figure, its subfigure and its panel of speedups: for each rung a bar from the
     baseline on, its gain in its colour; at the right its memory."""
     figure, [(subfigure, axes, memory)] = rows_of_panels(
@@ -95,7 +95,9 @@ def is_loss(factor: float | None) -> bool:
 def annotate(axes, place: int, end: float, rung: Rung, palette: Palette) -> None:
     """Writes at the end of a bar what it says: a significant gain in bold and colour, all else
     plainly; on the paper's colour, so that no line runs through it."""
-    style = dict(color=rung.colour, fontweight="bold") if rung.is_significant else {}
+    style: dict[str, str] = {}
+    if rung.is_significant:
+        style = dict(color=rung.colour, fontweight="bold")
     axes.annotate(
         rung.label,
         (end, place),
@@ -160,8 +162,8 @@ def draw_memory(axes, rungs: list[Rung], palette: Palette) -> None:
 
 def machine_picture(title: str, rows: Rows):
     shown = printed(rows)
-    rungs = rungs_of(shown, list(map(colour_of, shown)))
-    figure, subfigure, _ = draw(rungs, title, heading_of(shown))
+    rungs = rungs_of(shown, list(map(significance_colour, shown)))
+    figure, subfigure, _ = draw_rungs(rungs, title, heading_of(shown))
     colour_legend(subfigure)
     return figure
 
@@ -177,7 +179,7 @@ def readme_picture(claims: Claims, palette: Palette):
     rungs = [*readme_rungs(rows, palette), allocator_rung(claims, palette)]
     with load_pyplot().rc_context():
         heading = f"{heading_of(rows)}; bold: significant\n({absent_ones()})"
-        figure, subfigure, axes = draw(rungs, "", heading, palette)
+        figure, subfigure, axes = draw_rungs(rungs, "", heading, palette)
         subfigure.suptitle(readme_title(claims), x=0.01, ha="left", fontsize=15, fontweight="bold")
         axes.set_xlim(right=20)  # for the labels at the longest bars
         mark_nanogpt(axes, claims, palette)
@@ -186,12 +188,14 @@ def readme_picture(claims: Claims, palette: Palette):
 
 def readme_rungs(rows: list[Row], palette: Palette) -> list[Rung]:
     """Returns the ladder's rungs, with every technique's name where several share one."""
-    colours = [palette.gain if row.speedup().is_significant else palette.memory for row in rows]
-    rungs = rungs_of(rows, colours)
-    return [
-        replace(rung, name=names_of(row.techniques)) if len(row.techniques) > 1 else rung
-        for rung, row in zip(rungs, rows, strict=True)
-    ]
+    rungs = []
+    for row, rung in zip(rows, rungs_of(rows, [palette.memory] * len(rows)), strict=True):
+        if rung.is_significant:
+            rung = replace(rung, colour=palette.gain)
+        if len(row.techniques) > 1:
+            rung = replace(rung, name=names_of(row.techniques))
+        rungs.append(rung)
+    return rungs
 
 
 def names_of(numbers: list[int]) -> str:

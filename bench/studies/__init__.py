@@ -5,39 +5,31 @@ import argparse
 import sys
 from collections.abc import Generator
 from dataclasses import replace
-from pathlib import Path
 
 from bench.analysis.rows import Rows
 from bench.analysis.training import Training
-from bench.catalogue import Run
 from bench.common import relative
-from bench.measure.journal import Measurement, journal_of
-from bench.measure.plan import STEPS, TOKENS, Plan, Setup
+from bench.measure.journal import journal_of
+from bench.measure.measurement import Measurement
+from bench.measure.plan import STEPS, TOKENS, Measurable, Plan, Setup
 from bench.measure.records import Record
 from bench.measure.run import Resume, dry_run, run_study
 from bench.predict.batches import batches_that_fit
-from bench.report.notes import full_notes
-from bench.report.tables import full_table, picture_name, text_of
+from bench.report.showable import Showable, text_of
 from bench.subcommands import Subcommand, all_in
-from gpt_speed.tables import Table, fmt
+from gpt_speed.tables import fmt
 
+BEHIND = 1000  # every position
 Plans = Generator[Plan, Measurement, None]  # what is measured; a plan comes back with its results
 
 
-class Study(Subcommand):
-    """One measurement."""
+class Study(Subcommand, Measurable, Showable):
+    """One measurement: how it is started, measured and shown."""
 
     group = "benchmarks"
     needs_machine = True
 
-    title = ""  # its heading on a machine's page
-    position: int | None = None  # in a report, if it is part of one
-    report_options: tuple[str, ...] = ("",)  # its own, each time that a report measures it
-    rounds: dict[str, int] = {"cuda": 4, "cpu": 4}
     tokens: dict[str, int] | None = TOKENS  # of a run, per process; None: of the whole script
-    reads_tokens = True  # whether its runs train on the tokens in data/
-    environment: dict[str, str] = {}  # variables of its runs
-    shows_limit = False  # then it measures how fast memory is, too
 
     def measures(self, args: argparse.Namespace) -> bool:
         return not args.dry_run
@@ -45,11 +37,11 @@ class Study(Subcommand):
     def run(self, setup: Setup) -> int:
         """Measures it and prints its tables, or only what a dry run prints; returns the exit code:
         1 if a run failed. Raises UserError, StackError, OSError."""
-        args = setup.args
-        resume = Resume.REQUIRED if args.resume else Resume.NEVER
+        args, resume = setup.args, Resume.REQUIRED
         if setup.machine.get("gpu_needs"):
             print(f"missing: {setup.machine['gpu_needs']}", file=sys.stderr)
         if not args.resume:
+            resume = Resume.NEVER
             setup = replace(setup, batches=batches_that_fit(setup, composed=False))
         if args.dry_run:
             dry_run(self, setup, args.rounds, resume)
@@ -66,71 +58,26 @@ class Study(Subcommand):
         self.options(parser)
         return vars(parser.parse_args(line.split()))
 
-    def plans(self, setup: Setup) -> Plans:
-        """Yields what to measure. A plan that was measured comes back with its results, on which
-        the next one may depend. Raises UserError, StackError."""
-        raise NotImplementedError
-
-    def later(self, setup: Setup, plan: Plan) -> list[Plan]:
-        """Returns plans as long as those that follow this one, to estimate their time: which runs
-        they will have may depend on its results. Raises as `plans`."""
-        return []
-
-    def batches(self, setup: Setup) -> dict[int, int]:
-        """Returns the batch sizes in place of published ones with which its runs fit."""
-        return setup.batches
-
     def length(self, setup: Setup) -> dict:
         """Returns how long a run trains, by the options and the device, as fields of Plan."""
         if not self.tokens:
             raise ValueError(f"{self.name} trains whole scripts")
-        tokens = setup.args.max_tokens
-        return dict(
-            tokens=tokens or self.tokens[setup.device],
-            min_steps=1 if tokens else STEPS[setup.device],
-        )
-
-    def driver(self, setup: Setup, run: Run) -> list:
-        """Returns what stands before the script on a run's command line: a program that runs it,
-        and that program's arguments; none where the script is started itself."""
-        return []
-
-    def imports(self, run: Run) -> list[Path]:
-        """Returns the files of this repository that a run's script or its driver imports, so that
-        results change with them. 00, 01, 02 and variants import none."""
-        return []
-
-    def cores(self, run: Run) -> int | None:
-        """Returns how many of a CPU's cores a run may use; None: all."""
-        return None
-
-    def collect(self, setup: Setup, folder: Path) -> None:
-        """Takes what a run has left in `folder` next to its record. Raises ValueError where it
-        isn't there."""
+        if setup.args.max_tokens:
+            return dict(tokens=setup.args.max_tokens, min_steps=1)
+        return dict(tokens=self.tokens[setup.device], min_steps=STEPS[setup.device])
 
     def has_failed(self, measured: Measurement) -> bool:
         """Returns whether a run failed that should not: then measure.py exits with 1."""
         return measured.has_failures
 
     def summary(self, record: Record, plan: Plan) -> str:
-        """Returns what a run came to, for the line that is printed after it."""
         loss = fmt(record.val_loss_after(plan.loss_tokens), ".3f") or "n/a"
         return f"{Training(record).tok_per_sec:,.0f} tok/sec, val loss {loss}"
 
-    def tables(self, rows: Rows) -> list[Table]:
-        """Returns what a report shows of a plan that was measured."""
-        return [full_table(rows)]
 
-    def notes(self, rows: Rows) -> list[str]:
-        """Returns the paragraphs below its tables."""
-        return full_notes(rows)
-
-    def excerpts(self, rows: Rows) -> dict[str, list[Table]]:
-        """Returns the tables that a marker `<!-- NAME: ... -->` in a page asks for, by NAME."""
-        return {picture_name(self.name, rows.measured.kind): self.tables(rows)}
-
-    def picture(self, rows: Rows):
-        """Returns a matplotlib figure of a plan that was measured; None: it has no picture."""
+def order_of(study: Study) -> tuple[int, str]:
+    """Returns by what studies are sorted: their positions in a report, then those without one."""
+    return study.position or BEHIND, study.name
 
 
 def add_techniques(
@@ -143,6 +90,5 @@ def add_techniques(
 
 def all_studies() -> dict[str, Study]:
     """Returns every study by its name, in the order of a report, the others behind."""
-    studies = all_in(sys.modules[__name__], Study)
-    studies.sort(key=lambda study: (study.position or 1000, study.name))
+    studies = sorted(all_in(sys.modules[__name__], Study), key=order_of)
     return {study.name: study for study in studies}

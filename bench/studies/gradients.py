@@ -8,7 +8,7 @@ from bench.analysis.gradients import Verdict, verdict_of
 from bench.analysis.rows import Row, Rows
 from bench.catalogue import Run, variants_of
 from bench.common import BUILD, ROOT
-from bench.measure.journal import Measurement
+from bench.measure.measurement import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.measure.records import Record
 from bench.studies import Plans, Study
@@ -37,7 +37,7 @@ class Gradients(Study):
     rounds = {"cuda": 1, "cpu": 1}
     tokens = None
     reads_tokens = False  # the driver has a text of its own
-    environment = {
+    variables = {
         # Scripts share what they compile, so that a variant of the optimizer takes seconds.
         "TORCHINDUCTOR_CACHE_DIR": str(BUILD / "compiler-cache" / "gradients"),
         "OMP_NUM_THREADS": "1",  # in so small a model threads would wait for each other
@@ -149,7 +149,7 @@ def scripts_to_check(setup: Setup) -> list[Run]:
 def checked_variants(base: Run, setup: Setup) -> list[Run]:
     """Returns every variant of 01 or 02, without the runs that some are compared to."""
     names = variants_of(base)
-    runs = setup.scripts.variants(base, setup.machine, names=",".join(names))
+    runs = setup.scripts.variants(base, setup.machine, names=[*names])
     return [run for run in runs if run.script in names]
 
 

@@ -35,7 +35,7 @@ class Ladder(Study):
 
     def excerpts(self, rows: Rows) -> dict[str, list[Table]]:
         columns = [
-            Column("#", lambda row: str(row.run.number)),
+            num_col("#", "run.number"),
             Column("technique", credited_technique, True),
             Column("tok/sec (range)", speed_with_range),
             Column("× before", factor_text),

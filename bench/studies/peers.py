@@ -2,22 +2,32 @@
 
 import math
 import sys
-from collections.abc import Generator
+from argparse import ArgumentParser
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench import processes
 from bench.analysis.limit import limit_of
-from bench.analysis.rows import Row, Rows, peak_at
-from bench.catalogue import Run, lacking
+from bench.analysis.rows import Row, Rows
+from bench.catalogue import Run
 from bench.common import ROOT, has_option, relative, sha256
-from bench.measure.journal import Measurement
+from bench.machine import lacking
+from bench.measure.measurement import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.measure.sizing import with_batch
 from bench.report.notes import WIDE_LEGEND, machine_note
-from bench.report.pictures import COLOURS, MEMORY, Bar, draw_bars, place_of, rows_of_panels
+from bench.report.pictures import (
+    COLOURS,
+    MEMORY,
+    OTHER,
+    Bar,
+    draw_bars,
+    place_of,
+    rows_of_panels,
+)
 from bench.report.tables import GB, INTERVAL, SPEED, factor_or_error, factor_text, speed_and_factor
-from bench.studies import Study
+from bench.studies import Plans, Study
 from bench.subcommands import number_from
 from gpt_speed.common import UserError
 from gpt_speed.tables import Column, Table, fmt, num_col, text_col
@@ -26,8 +36,8 @@ DRIVER = ROOT / "peers" / "clone.py"
 BATCH = {"cuda": 32, "cpu": 8}  # of all but 00, which keeps its own
 LARGEST = 64
 STEPS = {"cuda": 48, "cpu": 12}  # of each run; half of them at the largest batch sizes
-HUGE_PAGES = "-huge-pages"  # behind the names of runs with them
-FLOAT32 = "-float32"  # behind the name of nanoGPT's run without autocast
+# PyTorch's variable that gives tensors on a CPU huge pages.
+HUGE_PAGES, SMALL_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}, {"THP_MEM_ALLOC_ENABLE": "0"}
 UNITS = "bfloat16 units"
 
 
@@ -72,7 +82,7 @@ class Peers(Study):
     report_options = ()  # it needs the clones, and is only shown
     tokens = {"cuda": 393_216, "cpu": 6_144}  # of 00; the others have as many steps
 
-    def options(self, parser):
+    def options(self, parser: ArgumentParser) -> None:
         for name, peer in PEERS.items():
             parser.add_argument(
                 f"--{name}", type=Path, metavar="DIR", help=f"a clone of {peer.url}"
@@ -91,7 +101,7 @@ class Peers(Study):
             " half of the RAM, and with huge pages (default: at an equal batch size)",
         )
 
-    def plans(self, setup):
+    def plans(self, setup: Setup) -> Plans:
         check_options(setup)
         programs = programs_of(setup)
         if not setup.args.largest:
@@ -122,21 +132,23 @@ class Peers(Study):
             }
         return largest
 
-    def later(self, setup, plan):
+    def later(self, setup: Setup, plan: Plan) -> list[Plan]:
         if not setup.args.largest or plan.rounds is None:
             return []
         programs = programs_of(setup)
         batches = {program.name: LARGEST for program in programs if program.stage != "00"}
         return [plan_of(largest_runs(programs, batches, setup), setup)]
 
-    def driver(self, setup, run):
+    def driver(self, setup: Setup, run: Run) -> list:
         peer = run.facts.get("peer")
         if not peer:
             return []
-        in_float32 = ["--float32"] if run.facts["float32"] else []
-        return [DRIVER, *in_float32, peer, file_in_clone(peer, setup)]
+        words: list = [DRIVER]
+        if run.facts["float32"]:
+            words.append("--float32")
+        return [*words, peer, file_in_clone(peer, setup)]
 
-    def has_failed(self, measured):
+    def has_failed(self, measured: Measurement) -> bool:
         """Returns whether a run failed, but not by a batch size that was too large."""
         shown = {run.name for run in measured.plan.runs}
         return any(
@@ -144,36 +156,30 @@ class Peers(Study):
             for result in measured.results
         )
 
-    def tables(self, rows):
+    def tables(self, rows: Rows) -> list[Table]:
         return [Table(columns_over(reference_of([row.run for row in rows])), rows)]
 
-    def notes(self, rows):
+    def notes(self, rows: Rows) -> list[str]:
         how = f"{speedups_over(rows)} {MEANS}"
         if any(row.speedup().is_wide for row in rows):
             how += f" {WIDE_LEGEND}"
-        limits = [limit_note(row) for row in rows if row.run.stage == "01" and limit_of(row)]
-        return [machine_note(rows), how, *limits, DIFFERENCES, *provenance_notes(rows)]
+        limits = [limit_note(row) for row in rows if row.run.stage == "01"]
+        return [
+            machine_note(rows),
+            how,
+            *filter(None, limits),
+            DIFFERENCES,
+            *provenance_notes(rows),
+        ]
 
-    def picture(self, rows):
-        title = f"{finding(rows) or self.title}\n{place_of(rows.measured)}"
-        rows = [row for row in rows if row.speeds]
-        if not any(row.reference for row in rows):
+    def picture(self, rows: Rows):
+        shown = [row for row in rows if row.speeds]
+        if not any(row.reference for row in shown):
             return None
-        figure, [(_, speed, memory)] = rows_of_panels([title], [1.2 + 0.36 * len(rows)], [3, 2])
-        draw_bars(
-            speed,
-            [
-                Bar(
-                    row.label,
-                    row.tok_per_sec,
-                    speed_and_factor(row.tok_per_sec, factor_text(row)),
-                    colour_of(row.run),
-                    row.speeds,
-                )
-                for row in rows
-            ],
-        )
-        draw_bars(memory, [Bar("", row.reserved_gb, GB.cell(row) or "n/a", MEMORY) for row in rows])
+        title = f"{finding_of_01(rows) or self.title}\n{place_of(rows.measured)}"
+        figure, [(_, speed, memory)] = rows_of_panels([title], [1.2 + 0.36 * len(shown)], [3, 2])
+        draw_bars(speed, list(map(speed_bar, shown)))
+        draw_bars(memory, list(map(memory_bar, shown)))
         speed.set_xlabel("tokens per second, and the speedup in the table")
         memory.set_xlabel("GB")
         return figure
@@ -182,32 +188,25 @@ class Peers(Study):
 # ---- Runs --------------------------------------------------------------------------------------
 
 
-def finding(rows: Rows) -> str:
-    """Returns how many times as fast as its reference 01 is, where that is significant; else ""."""
-    own = next((row for row in rows if row.run.stage == "01"), None)
-    if not own or not own.reference or not own.speedup().is_significant:
-        return ""
-    return f"{own.label} is {own.factor:.2f} times as fast as {own.reference.label}"
-
-
 def check_options(setup: Setup) -> None:
     """Raises UserError for options behind -- that the study sets, and for clones that can't be
     used, or where none is given."""
-    own = ["--dropout", "--batch-size"] if setup.args.largest else ["--dropout"]
+    own = ["--dropout"]
+    if setup.args.largest:
+        own.append("--batch-size")
     for option in own:
         if has_option(option, setup.options):
             raise UserError(f"{option} is set by the study itself", 2)
-    given = [name for name in PEERS if clone_of(name, setup)]
-    if not given:
-        clones = [f"git clone {peer.url} (commit {peer.commit[:7]})" for peer in PEERS.values()]
-        raise UserError(f"no --nanogpt DIR, no --published DIR: {', '.join(clones)}", 2)
-    for name in given:
-        check_clone(name, setup)
+    clones = clones_of(setup)
+    if not clones:
+        how = [f"git clone {peer.url} (commit {peer.commit[:7]})" for peer in PEERS.values()]
+        raise UserError(f"no --nanogpt DIR, no --published DIR: {', '.join(how)}", 2)
+    for name, folder in clones.items():
+        check_clone(name, folder, file_in_clone(name, setup))
 
 
-def check_clone(name: str, setup: Setup) -> None:
+def check_clone(name: str, folder: Path, file: Path) -> None:
     """Raises UserError where a peer's file isn't there or can't be imported."""
-    folder, file = clone_of(name, setup), file_in_clone(name, setup)
     if not file.is_file():
         raise UserError(f"--{name} {folder}: no {PEERS[name].file} there", 2)
     command: list[str | Path] = [sys.executable, DRIVER, name, file]
@@ -216,13 +215,15 @@ def check_clone(name: str, setup: Setup) -> None:
         raise UserError(f"--{name} {folder}: {processes.error_line(err)}", 2)
 
 
-def clone_of(name: str, setup: Setup) -> Path | None:
-    return getattr(setup.args, name)
+def clones_of(setup: Setup) -> dict[str, Path]:
+    """Returns the folders of the clones that are there, by the names of the peers."""
+    folders = {name: getattr(setup.args, name) for name in PEERS}
+    return {name: folder for name, folder in folders.items() if folder}
 
 
 def file_in_clone(name: str, setup: Setup) -> Path:
     """Returns the file of a peer that is run."""
-    return clone_of(name, setup).resolve() / PEERS[name].file
+    return clones_of(setup)[name].resolve() / PEERS[name].file
 
 
 def programs_of(setup: Setup) -> list[Run]:
@@ -233,9 +234,9 @@ def programs_of(setup: Setup) -> list[Run]:
     own = [
         scripts.stage("00").replace(published=None),
         base,
-        *scripts.variants(scripts.stage("01"), machine, names="precision-autocast"),
+        *scripts.variants(scripts.stage("01"), machine, names=["precision-autocast"]),
     ]
-    peers = [run for name in PEERS if clone_of(name, setup) for run in peer_runs(name, setup)]
+    peers = [run for name in clones_of(setup) for run in peer_runs(name, setup)]
     names = {"variant-precision-autocast": "01, float32 weights, autocast"}
     return peers + [run.replace(label=names.get(run.name, run.label)) for run in own]
 
@@ -258,7 +259,7 @@ def peer_runs(name: str, setup: Setup) -> list[Run]:
     if name != "nanogpt" or not is_cpu:
         return [run]
     in_float32 = run.replace(
-        name=name + FLOAT32,
+        name=f"{name}-float32",
         label=f"{peer.title}, float32",
         error=None,
         facts=run.facts | dict(float32=True),
@@ -269,7 +270,7 @@ def peer_runs(name: str, setup: Setup) -> list[Run]:
 def provenance_of(name: str, setup: Setup) -> dict:
     """Returns the SHA-256 of a peer's file, and the clone's commit, or None without git."""
     text = file_in_clone(name, setup).read_bytes()
-    return dict(sha256=sha256(text), commit=processes.head_of(clone_of(name, setup)))
+    return dict(sha256=sha256(text), commit=processes.head_of(clones_of(setup)[name]))
 
 
 def first_batch(setup: Setup) -> int:
@@ -280,62 +281,52 @@ def first_batch(setup: Setup) -> int:
 
 def plan_of(runs: list[Run], setup: Setup) -> Plan:
     """Returns a plan of runs, with its kind and length."""
-    largest, dropout = setup.args.largest, setup.args.dropout
-    tokens, steps = setup.args.max_tokens, STEPS[setup.device]
-    if largest:
-        steps //= 2
-    return Plan(
-        runs,
-        f"largest-dropout-{dropout:g}" if largest else f"dropout-{dropout:g}",
-        tokens=tokens or 1,  # a log line after the first step, and one at the end
-        min_steps=1 if tokens else steps,
-    )
+    kind, steps = f"dropout-{setup.args.dropout:g}", STEPS[setup.device]
+    if setup.args.largest:
+        kind, steps = f"largest-{kind}", steps // 2
+    if setup.args.max_tokens:
+        return Plan(runs, kind, tokens=setup.args.max_tokens)
+    # A log line after the first step, and one at the end.
+    return Plan(runs, kind, tokens=1, min_steps=steps)
 
 
 def equal_runs(programs: list[Run], setup: Setup) -> list[Run]:
-    """Returns the programs at an equal batch size; on a CPU first without huge pages, then with."""
-    batch = None if has_option("--batch-size", setup.options) else first_batch(setup)
-    sizes = [None if program.stage == "00" else batch for program in programs]
+    """Returns the programs at an equal batch size, but 00 at its own; on a CPU first without huge
+    pages, then with."""
+    batches: dict[str, int] = {}
+    if not has_option("--batch-size", setup.options):
+        batches = {run.name: first_batch(setup) for run in programs if run.stage != "00"}
+    runs = [run_at_batch(program, batches.get(program.name), setup) for program in programs]
     if setup.device != "cpu":
-        return compared(runs_at(programs, sizes, setup))
-    plain = compared(runs_at(programs, sizes, setup, huge_pages=False))
+        return compared(runs)
+    small = [run.replace(variables=SMALL_PAGES) for run in runs]
     huge = [
-        run.replace(name=run.name + HUGE_PAGES, label=f"{run.label}, huge pages")
-        for run in runs_at(programs, sizes, setup, huge_pages=True)
+        run.replace(
+            name=f"{run.name}-huge-pages", label=f"{run.label}, huge pages", variables=HUGE_PAGES
+        )
+        for run in runs
     ]
-    return plain + compared(huge, otherwise=reference_of(plain).name)
+    return compared(small) + compared(huge, before=reference_of(small))
 
 
 def largest_runs(programs: list[Run], batches: dict[str, int], setup: Setup) -> list[Run]:
     """Returns the programs at these batch sizes, 00 at its own; on a CPU with huge pages."""
-    sizes = [batches.get(program.name) for program in programs]
-    huge_pages = True if setup.device == "cpu" else None
-    runs = runs_at(programs, sizes, setup, huge_pages)
-    return compared(
-        [
-            run.replace(name=f"{run.name}-batch-{size}", label=f"{run.label}, batch {size}")
-            if size
-            else run
-            for run, size in zip(runs, sizes, strict=True)
-        ]
-    )
+    runs = []
+    for program in programs:
+        batch = batches.get(program.name)
+        run = run_at_batch(program, batch, setup)
+        if batch:
+            run = run.replace(name=f"{run.name}-batch-{batch}", label=f"{run.label}, batch {batch}")
+        if setup.device == "cpu":
+            run = run.replace(variables=HUGE_PAGES)
+        runs.append(run)
+    return compared(runs)
 
 
-def runs_at(
-    programs: list[Run],
-    batches: list[int | None],
-    setup: Setup,
-    huge_pages: bool | None = None,
-) -> list[Run]:
-    """Returns the programs at batch sizes, None for their own, with the study's dropout, and with
-    huge pages or without, None for what each does by itself."""
-    dropout = ("--dropout", f"{setup.args.dropout:g}")
-    variables = {} if huge_pages is None else {"THP_MEM_ALLOC_ENABLE": str(int(huge_pages))}
-    runs = [
-        program.replace(options=(*program.options, *dropout), variables=variables)
-        for program in programs
-    ]
-    return [with_batch(run, batch) for run, batch in zip(runs, batches, strict=True)]
+def run_at_batch(program: Run, batch: int | None, setup: Setup) -> Run:
+    """Returns a program at a batch size, None for its own, with the study's dropout."""
+    options = (*program.options, "--dropout", f"{setup.args.dropout:g}")
+    return with_batch(program.replace(options=options), batch)
 
 
 def reference_of(runs: list[Run]) -> Run:
@@ -343,18 +334,16 @@ def reference_of(runs: list[Run]) -> Run:
     return next((run for run in runs if not run.error), runs[0])
 
 
-def compared(runs: list[Run], otherwise: str | None = None) -> list[Run]:
-    """Returns runs compared to their reference; that one is compared to the run `otherwise`."""
+def compared(runs: list[Run], before: Run | None = None) -> list[Run]:
+    """Returns runs that are compared to their reference, and that one to the run `before`, if there
+    is one. Those before the reference, which this machine can't run, are compared to none."""
     reference = reference_of(runs)
-    compared_runs = []
-    compared_to = None  # of those before the reference, which this machine can't run
-    for run in runs:
-        if run is reference:
-            compared_runs.append(run.replace(compared_to=otherwise))
-            compared_to = reference.name
-        else:
-            compared_runs.append(run.replace(compared_to=compared_to))
-    return compared_runs
+    place = runs.index(reference)
+    cannot_run = [run.replace(compared_to=None) for run in runs[:place]]
+    others = [run.replace(compared_to=reference.name) for run in runs[place + 1 :]]
+    if before:
+        return [*cannot_run, reference.replace(compared_to=before.name), *others]
+    return [*cannot_run, reference.replace(compared_to=None), *others]
 
 
 def may_double(row: Row, setup: Setup) -> bool:
@@ -362,7 +351,7 @@ def may_double(row: Row, setup: Setup) -> bool:
     is at most half of the RAM. Where the system hides the memory it may not."""
     if setup.device != "cpu":
         return True
-    return 2 * (row.reserved_gb or math.inf) <= setup.machine["ram_gb"] / 2
+    return 2 * (row.reserved_gb or math.inf) <= (setup.machine["ram_gb"] or 0) / 2
 
 
 # ---- What is shown -----------------------------------------------------------------------------
@@ -372,13 +361,16 @@ def weights_of(row: Row) -> str:
     """Returns the type of a program's weights, and that of autocast."""
     if not row.record:
         return ""
-    config = row.record.config
-    autocast = config.get("autocast")
-    return f"{config['dtype']}, {autocast} by autocast" if autocast else config["dtype"]
+    dtype, autocast = row.record.config["dtype"], row.record.config.get("autocast")
+    if autocast:
+        return f"{dtype}, {autocast} by autocast"
+    return dtype
 
 
 def first_loss(row: Row) -> str:
-    return fmt(row.record.logs[0]["val_loss"], ".2f") if row.record else ""
+    if not row.record:
+        return ""
+    return fmt(row.record.logs[0]["val_loss"], ".2f")
 
 
 def columns_over(reference: Run) -> list[Column]:
@@ -411,21 +403,24 @@ DIFFERENCES = (
 
 
 def limit_note(row: Row) -> str:
-    """Returns which share of what this machine allows 01 reaches."""
-    limit, measured = limit_of(row), row.measured
-    matmuls = peak_at(row.record.precision, measured.peak) / 1e12
+    """Returns which share of what this machine allows 01 reaches; "" where that isn't known."""
+    limit = limit_of(row)
+    if not limit or not row.tok_per_sec:
+        return ""
     return (
-        f"The limit of `{row.label}`: its matmuls at {matmuls:.2f} TFLOP/s and the bytes of its"
-        f" logits and of AdamW at {measured.copy_rate / 1e9:.0f} GB/s, rates of this measurement,"
-        f" allow {limit:,.0f} tok/sec; it reaches {row.tok_per_sec / limit:.2f} of them."
+        f"The limit of `{row.label}`: its matmuls at {limit.matmul_rate / 1e12:.2f} TFLOP/s and the"
+        f" bytes of its logits and of AdamW at {limit.copy_rate / 1e9:.0f} GB/s, rates of this"
+        f" measurement, allow {limit.tok_per_sec:,.0f} tok/sec; it reaches"
+        f" {row.tok_per_sec / limit.tok_per_sec:.2f} of them."
     )
 
 
-def speedups_over(rows: list[Row]) -> str:
+def speedups_over(rows: Sequence[Row]) -> str:
     """Returns what the speedups of a table are over."""
     reference = reference_of([row.run for row in rows])
     over = f"Speedups are over {reference.label}."
-    if any(row.run.name.endswith(HUGE_PAGES) for row in rows):
+    pages = [row.run.variables for row in rows]
+    if HUGE_PAGES in pages and SMALL_PAGES in pages:
         over += (
             f" With huge pages they are over {reference.label} with huge pages, and those of that"
             f" one over {reference.label} without."
@@ -433,7 +428,7 @@ def speedups_over(rows: list[Row]) -> str:
     return over
 
 
-def provenance_notes(rows: list[Row]) -> list[str]:
+def provenance_notes(rows: Sequence[Row]) -> list[str]:
     """Returns of which commit each peer's file is, and whether it is that of the figures in this
     repository."""
     facts = {row.run.facts["peer"]: row.run.facts for row in rows if "peer" in row.run.facts}
@@ -441,16 +436,36 @@ def provenance_notes(rows: list[Row]) -> list[str]:
 
 
 def provenance_note(peer: Peer, facts: dict) -> str:
-    commit, own = facts["commit"], facts["sha256"]
-    at = f"commit {commit[:7]}" if commit else f"SHA-256 {own[:12]}"
+    at = f"SHA-256 {facts['sha256'][:12]}"
+    if facts["commit"]:
+        at = f"commit {facts['commit'][:7]}"
     note = f"{peer.title}: `{peer.file}` of {peer.url}, {at}."
-    if own != peer.sha256:
+    if facts["sha256"] != peer.sha256:
         note += f" The file isn't that of commit {peer.commit[:7]}: it is newer, older or edited."
     return note
 
 
-def colour_of(run: Run) -> str:
+def finding_of_01(rows: Rows) -> str:
+    """Returns how many times as fast as its reference 01 is, where that is significant; else ""."""
+    own = next((row for row in rows if row.run.stage == "01"), None)
+    if not own or not own.reference or not own.speedup().is_significant:
+        return ""
+    return f"{own.label} is {own.factor:.2f} times as fast as {own.reference.label}"
+
+
+def speed_bar(row: Row) -> Bar:
+    text = speed_and_factor(row.tok_per_sec, factor_text(row))
+    return Bar(row.label, row.tok_per_sec, text, program_colour(row.run), row.speeds)
+
+
+def memory_bar(row: Row) -> Bar:
+    return Bar("", row.reserved_gb, GB.cell(row) or "n/a", MEMORY)
+
+
+def program_colour(run: Run) -> str:
     """Returns the colour of 00, of 01 and its variant, or of others' programs."""
     if "peer" in run.facts:
-        return COLOURS["02"]
-    return COLOURS["00"] if run.stage == "00" else COLOURS["01"]
+        return OTHER
+    if run.stage == "00":
+        return COLOURS["00"]
+    return COLOURS["01"]

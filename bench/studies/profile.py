@@ -69,13 +69,11 @@ def operations_in(averages: list[dict], gpu: bool) -> list[Operation]:
     operations = [
         Operation(row["name"], row["calls"] / TIMED, row[time] / 1e6 / TIMED)
         for row in averages
-        if row["device_type"] == device and not is_span(row, gpu)
+        if row["device_type"] == device
+        and row["name"] != "ProfilerStep*"
+        and not (gpu and row["is_annotation"])
     ]
     return sorted(operations, key=attrgetter("seconds"), reverse=True)
-
-
-def is_span(row: dict, gpu: bool) -> bool:
-    return row["name"] == "ProfilerStep*" or gpu and row["is_annotation"]
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ class Profile(Study):
     position = 30
     rounds = {"cuda": 1, "cpu": 1}
     tokens = None
-    environment = {"TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE": "1"}  # a CPU's fused loops, by name
+    variables = {"TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE": "1"}  # a CPU's fused loops, by name
 
     def plans(self, setup: Setup) -> Plans:
         if setup.args.max_tokens and not setup.in_report:
@@ -170,7 +168,9 @@ class Profile(Study):
 
 
 def kinds_table(profile: StepProfile) -> Table:
-    idle = "no kernel ran" if profile.gpu else "none of PyTorch's operations ran"
+    idle = "none of PyTorch's operations ran"
+    if profile.gpu:
+        idle = "no kernel ran"
     kinds = [KindTime(kind, time) for kind, time in profile.by_kind().items() if time]
     caption = (
         f"{TIMED} steady steps, {1000 * profile.seconds:,.1f} ms each while the profiler was"
@@ -181,8 +181,11 @@ def kinds_table(profile: StepProfile) -> Table:
 
 
 def operations_table(profile: StepProfile) -> Table:
+    heading = "operation"
+    if profile.gpu:
+        heading = "kernel"
     columns = [
-        text_col("kernel" if profile.gpu else "operation", "short_name"),
+        text_col(heading, "short_name"),
         text_col("kind", "kind"),
         num_col("calls per step", "calls", "g"),
         *step_columns(profile),

@@ -4,7 +4,7 @@ from argparse import ArgumentParser
 
 from bench.analysis.rows import Row, Rows, ratio
 from bench.catalogue import Run, published
-from bench.common import Machine
+from bench.machine import Machine
 from bench.measure.plan import Plan, Setup
 from bench.report.notes import machine_note
 from bench.report.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, spread
@@ -33,7 +33,11 @@ def efficiency_of(row: Row) -> float | None:
     return ratio(row.factor, row.run.processes)
 
 
-def interval_of(row: Row) -> str:
+def efficiency_text(row: Row) -> str:
+    return fmt(efficiency_of(row), ".1%")
+
+
+def efficiency_interval(row: Row) -> str:
     """Returns that in which the efficiency lies with a confidence of 95%."""
     interval = row.speedup_over(row.baseline).interval or ()
     return spread([factor / row.run.processes for factor in interval], ".0%")
@@ -44,12 +48,14 @@ def with_processes(size: int, ddp: Run, machine: Machine) -> Run:
     most, unit = machine["threads"], "cores"
     if machine["gpus"]:
         most, unit = machine["gpus"], "GPUs"
-    return ddp.replace(
+    run = ddp.replace(
         name=f"{ddp.name}-{size}",
         label=f"02, {counted(size, 'process', 'es')}",
         processes=size,
-        error=f"needs {size} {unit}" if size > most else None,
     )
+    if size > most:
+        return run.replace(error=f"needs {size} {unit}")
+    return run
 
 
 def cores_of_each(sizes: list[int], machine: Machine) -> int | None:
@@ -105,8 +111,8 @@ class Scaling(Study):
             SPEED_OR_ERROR,
             RANGE,
             Column("per process", speed_per_process),
-            Column("efficiency", lambda row: fmt(efficiency_of(row), ".1%")),
-            Column("95%", interval_of),
+            Column("efficiency", efficiency_text),
+            Column("95%", efficiency_interval),
             GB._replace(heading="GB per process"),
             LOSS,
         ]

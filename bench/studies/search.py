@@ -15,7 +15,8 @@ from bench.analysis.rows import Row, Rows
 from bench.analysis.tuning import EPOCH_LOSS, Setting, setting_of
 from bench.catalogue import Run
 from bench.common import relative
-from bench.measure.journal import Measurement, journal_of, newest, read_journal
+from bench.measure.journal import journal_of, newest, read_journal
+from bench.measure.measurement import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.measure.sizing import configurations, tokens_per_epoch
 from bench.report.notes import machine_note
@@ -40,7 +41,9 @@ class Part:
 
     @property
     def kind(self) -> str:
-        return f"epoch-{self.divisor}" if self.divisor > 1 else "epoch"
+        if self.divisor == 1:
+            return "epoch"
+        return f"epoch-{self.divisor}"
 
 
 # The parts by the device, in their order.
@@ -80,6 +83,10 @@ def loss_in_equal_time(row: Row) -> float:
     ]
     times = [training.train_seconds for other in alike for training in other.trainings]
     return row.loss_at(min(times, default=0)) or math.inf
+
+
+def equal_time_text(row: Row) -> str:
+    return f"{loss_in_equal_time(row):.4f}"
 
 
 def ranked(rows: Rows, script: str) -> list[Setting]:
@@ -222,13 +229,15 @@ class Search(Study):
 
     def tables(self, rows: Rows) -> list[Table]:
         _, _, divisor = rows.measured.kind.partition("-")
-        share = f"1/{divisor}" if divisor else "All"
+        share = "All"
+        if divisor:
+            share = f"1/{divisor}"
         caption = (
             f"{share} of an epoch. Loss in equal time: at the"
             " moment when the script's fastest setting had finished; the settings best"
             " in this column go on."
         )
-        equal = Column("loss in equal time", lambda row: f"{loss_in_equal_time(row):.4f}")
+        equal = Column("loss in equal time", equal_time_text)
         return [Table([RUN, SPEED, LOWEST_LOSS, equal], rows, caption)]
 
     def notes(self, rows: Rows) -> list[str]:

@@ -3,8 +3,9 @@
 from argparse import ArgumentParser
 
 from bench.analysis.rows import Rows
-from bench.catalogue import EPOCHS, STAGES, Run, chained, in_float16
+from bench.catalogue import EPOCHS, STAGES, Run, chained
 from bench.common import ROOT
+from bench.machine import in_float16
 from bench.measure.plan import Plan, Setup
 from bench.predict.batches import batches_that_fit
 from bench.report.notes import full_notes
@@ -53,7 +54,9 @@ class Stages(Study):
 
     def notes(self, rows: Rows) -> list[str]:
         epochs = rows.measured.plan.epochs
-        return full_notes(rows, counted(epochs, "epoch") if epochs else None)
+        if not epochs:
+            return full_notes(rows)
+        return full_notes(rows, counted(epochs, "epoch"))
 
     def excerpts(self, rows: Rows) -> dict[str, list[Table]]:
         return {"stages": [scripts_table(latest_runs(rows.measured.folder))]}

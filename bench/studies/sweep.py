@@ -3,9 +3,10 @@
 from argparse import ArgumentParser
 from itertools import chain, pairwise
 
-from bench.analysis.rows import Row, Rows
+from bench.analysis.rows import Rows
 from bench.catalogue import Run
-from bench.common import Machine, has_option
+from bench.common import has_option
+from bench.machine import Machine
 from bench.measure.plan import TOKENS, Growth, Plan, Setup
 from bench.measure.records import Status
 from bench.report.notes import machine_note, peak_note
@@ -38,12 +39,12 @@ class Sweep(Study):
 
     def plans(self, setup: Setup) -> Plans:
         what, device = setup.args.what, setup.device
-        sizes = batch_sizes() if what == "batch" else context_sizes(device)
+        sizes = sizes_of(what, device)
         for name in sizes[0]:
             if has_option(OPTION[name], setup.options):
                 raise UserError(f"{OPTION[name]} is set by the sweep itself", 2)
         script = setup.scripts.stage("01").replace(published=None)
-        runs = [run_at(script, size) for size in sizes]
+        runs = [run_of_size(script, size) for size in sizes]
         growth = Growth(GROWTH[what], memory_limit(setup.machine))
         length = self.length(setup) | dict(min_steps=MIN_STEPS[device])
         yield Plan(runs, what, cold_rounds=0, growth=growth, **length)
@@ -53,7 +54,8 @@ class Sweep(Study):
         shown, unless the size before it says why."""
         shown = rows[:1]
         for before, row in pairwise(rows):
-            if not (before.error and is_not_tried(row)):
+            is_tried = not row.outcome or row.outcome.status is not Status.NOT_TRIED
+            if is_tried or not before.error:
                 shown.append(row)
         return [
             Table(
@@ -84,18 +86,17 @@ def memory_limit(machine: Machine) -> float | None:
     return machine["ram_gb"] / 2
 
 
-def batch_sizes() -> list[dict[str, int]]:
-    return [dict(batch=size) for size in BATCHES]
-
-
-def context_sizes(device: str) -> list[dict[str, int]]:
-    """Returns context lengths, with a batch size that keeps the tokens of a step."""
+def sizes_of(what: str, device: str) -> list[dict[str, int]]:
+    """Returns batch sizes; or context lengths, each with a batch size that keeps the tokens of a
+    step."""
+    if what == "batch":
+        return [dict(batch=size) for size in BATCHES]
     return [
         dict(context=length, batch=CONTEXT_TOKENS[device] // length) for length in CONTEXTS[device]
     ]
 
 
-def run_at(script: Run, size: dict[str, int]) -> Run:
+def run_of_size(script: Run, size: dict[str, int]) -> Run:
     """Returns a script at a size, such as dict(context=256, batch=8)."""
     options = [(OPTION[name], str(value)) for name, value in size.items()]
     return script.replace(
@@ -103,7 +104,3 @@ def run_at(script: Run, size: dict[str, int]) -> Run:
         label=", ".join(f"{name} {value}" for name, value in size.items()),
         options=tuple(chain.from_iterable(options)),
     )
-
-
-def is_not_tried(row: Row) -> bool:
-    return row.outcome is not None and row.outcome.status is Status.NOT_TRIED

@@ -3,12 +3,13 @@
 import math
 from argparse import ArgumentParser
 from collections.abc import Generator, Sequence
+from functools import partial
 from textwrap import fill
 
-from bench.analysis.rows import Row, Rows
+from bench.analysis.rows import Goal, Row, Rows
 from bench.analysis.tuning import DEFAULT_LOSS
 from bench.catalogue import EPOCHS, Run
-from bench.measure.journal import Measurement
+from bench.measure.measurement import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.measure.sizing import DEMO_TOKENS, tokens_per_epoch
 from bench.report.notes import machine_note
@@ -21,9 +22,10 @@ from bench.report.pictures import (
     key,
     place_of,
     rows_of_panels,
+    script_colour,
 )
 from bench.report.tables import RUN, SPEED
-from bench.report.to_loss import LOWEST_LOSS, speedup_to_loss, time_columns
+from bench.report.to_loss import LOWEST_LOSS, factor_or_bound, time_columns
 from bench.studies import Plans, Study, search
 from gpt_speed.common import UserError
 from gpt_speed.tables import Table, fmt
@@ -64,7 +66,7 @@ class TimeToLoss(Study):
         first, last = scripts.stage("00"), scripts.stage("01").replace(compared_to="00_orig")
         if not names:
             return [first, last]
-        return [first, last, *scripts.variants(last, setup.machine, names=names)]
+        return [first, last, *scripts.variants(last, setup.machine, names=names.split(","))]
 
     def plans(self, setup: Setup) -> Plans:
         if setup.args.epoch:
@@ -72,7 +74,9 @@ class TimeToLoss(Study):
             return
         runs = self.runs(setup)
         length = yield from self.target(setup, runs[0])
-        kind = "variants" if setup.args.names else ""
+        kind = ""
+        if setup.args.names:
+            kind = "variants"
         yield plan_to_target(runs, kind, LOG_TOKENS[setup.device], length)
 
     def target(self, setup: Setup, base: Run) -> Generator[Plan, Measurement, dict]:
@@ -135,7 +139,7 @@ class TimeToLoss(Study):
             return None
         target = list(rows.measured.plan.targets.values())[-1]
         ordered = in_order(rows, target)
-        title = title_of(ordered, target) + place_of(rows.measured)
+        title = title_with_finding(ordered, target) + place_of(rows.measured)
         figure, [(subfigure, speed, time)] = rows_of_panels([title], [2 + 0.5 * len(rows)], [2, 3])
         draw_speeds(speed, ordered)
         draw_times(time, ordered, target)
@@ -179,7 +183,7 @@ def in_order(rows: Sequence[Row], target: float) -> list[Row]:
     """Returns 00 first, then the slowest to the target before the faster ones."""
     baseline = [row for row in rows if row.run.stage == "00"]
     others = [row for row in rows if row.run.stage != "00"]
-    others.sort(key=lambda row: seconds_or_never(row, target), reverse=True)
+    others.sort(key=partial(seconds_or_never, target=target), reverse=True)
     return baseline + others
 
 
@@ -188,17 +192,13 @@ def seconds_or_never(row: Row, target: float) -> float:
     return row.seconds_to(target, with_first_step=True) or math.inf
 
 
-def bar_colour(row: Row) -> str:
-    return {"00": COLOURS["00"], "01": COLOURS["01"]}.get(row.run.stage or "", OTHER)
-
-
 def draw_speeds(axes, rows: list[Row]) -> None:
     bars = [
         Bar(
             fill(row.label.replace("+", " + "), 36, break_on_hyphens=False),
             row.tok_per_sec,
             fmt(row.tok_per_sec, ",.0f"),
-            bar_colour(row),
+            script_colour(row.run),
             whisker=row.speeds,
         )
         for row in rows
@@ -215,7 +215,7 @@ def draw_times(axes, rows: list[Row], target: float) -> None:
             "",
             row.seconds_to(target),
             time_text(row, target),
-            bar_colour(row),
+            script_colour(row.run),
             whisker=[arrival.training for arrival in row.arrivals(target) if not arrival.missed],
             behind=row.seconds_to(target, with_first_step=True) or 0,
         )
@@ -225,13 +225,14 @@ def draw_times(axes, rows: list[Row], target: float) -> None:
     axes.set_xlabel("seconds of training and compilation\n×: the speedup in the table")
 
 
-def title_of(rows: list[Row], target: float) -> str:
+def title_with_finding(rows: list[Row], target: float) -> str:
     """Returns what a picture shows, and before it the finding: how soon the best script reaches the
     loss, or else 01, and 00, where they differ significantly."""
     title = f"Speed, and seconds to a validation loss of {target:.2f}: "
-    best = min(rows, key=lambda row: seconds_or_never(row, target))
+    best = min(rows, key=partial(seconds_or_never, target=target))
     optimized = [row for row in rows if row.run.stage == "01"]
-    speedups = [row.speedup(target, with_first_step=True) for row in (best, *optimized)]
+    goal = Goal(target, with_first_step=True)
+    speedups = [row.speedup(goal) for row in (best, *optimized)]
     speedup = next((speedup for speedup in speedups if speedup.is_significant), None)
     if not speedup or not speedup.over:
         return title
@@ -250,7 +251,7 @@ def time_text(row: Row, target: float) -> str:
     seconds = row.seconds_to(target, with_first_step=True)
     if not seconds:
         return row.error or "not reached"
-    factor = speedup_to_loss(row, target, with_first_step=True)
+    factor = factor_or_bound(row.speedup(Goal(target, with_first_step=True)))
     if factor:
         return f"{seconds:,.1f} s, {factor}×"
     return f"{seconds:,.1f} s"

@@ -5,8 +5,9 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from bench.analysis.rows import Rows
-from bench.catalogue import STAGES, Run, lacking
-from bench.common import ROOT, Machine, trained_in
+from bench.catalogue import STAGES, Run
+from bench.common import ROOT
+from bench.machine import Machine, lacking, trained_in
 from bench.measure.plan import EVERY_ROUND, Plan, Setup
 from bench.report.pictures import draw_alternatives
 from bench.report.tables import picture_name, short_table
@@ -49,6 +50,8 @@ class Variants(Study):
         group, names = setup.args.group, setup.args.names
         if group and names:
             raise UserError("--names and a group choose different variants: give one of them", 2)
+        if names is not None:
+            names = names.split(",")
         if group == TRAINER:
             runs = trainer_runs(setup)
         else:
@@ -58,7 +61,9 @@ class Variants(Study):
 
     def imports(self, run: Run) -> list[Path]:
         """Returns 00 for Trainer's runs, which read tokens, evaluate and measure by it."""
-        return [ROOT / STAGES["00"]] if run.script == PEER else []
+        if run.script != PEER:
+            return []
+        return [ROOT / STAGES["00"]]
 
     def excerpts(self, rows: Rows) -> dict[str, list[Table]]:
         return {picture_name(self.name, rows.measured.kind): [short_table(rows)]}
@@ -88,8 +93,9 @@ def trainer_runs(setup: Setup) -> list[Run]:
 
 def trainer_settings(machine: Machine) -> list[tuple[str, ...]]:
     """Returns the options of each run of Trainer, its defaults first."""
-    tf32 = ("--tf32", "True") if float(machine.get("capability") or 0) >= 8 else ()
-    mixed = ("--bf16", *tf32)
+    mixed: tuple[str, ...] = ("--bf16",)
+    if float(machine.get("capability") or 0) >= 8:
+        mixed = ("--bf16", "--tf32", "True")
     fastest = ("--dtype", trained_in(machine), "--torch_compile")
     settings = [(), mixed, (*mixed, "--torch_compile"), fastest]
     if not machine["gpus"]:
@@ -99,7 +105,9 @@ def trainer_settings(machine: Machine) -> list[tuple[str, ...]]:
 
 def trainer_run(options: tuple[str, ...], base: Run, machine: Machine) -> Run:
     """Returns the run of Trainer with such options, at 01's batch size, compared to 01."""
-    batch = ("--per_device_train_batch_size", "32" if machine["gpus"] else "8")
+    batch = "8"
+    if machine["gpus"]:
+        batch = "32"
     needs = "package transformers, package accelerate"
     if "--bf16" in options:
         needs += ", bfloat16 units"
@@ -109,7 +117,7 @@ def trainer_run(options: tuple[str, ...], base: Run, machine: Machine) -> Run:
         script=PEER,
         technique="Hugging Face's Trainer",
         loss="changes",
-        options=batch + options,
+        options=("--per_device_train_batch_size", batch, *options),
         compared_to=base.name,
         stage=None,
         error=lacking(needs, machine),

@@ -13,11 +13,11 @@ from bench import processes
 from bench.analysis.gradients import verdict_of
 from bench.analysis.rows import Row, Rows
 from bench.catalogue import Run
-from bench.measure.journal import Measurement
+from bench.measure.measurement import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.measure.records import Record
 from bench.report.notes import machine_note, speedup_note
-from bench.report.pictures import COLOURS, OTHER, Bar, draw_bars, place_of, rows_of_panels
+from bench.report.pictures import Bar, draw_bars, place_of, rows_of_panels, script_colour
 from bench.report.tables import (
     GB,
     INTERVAL,
@@ -35,6 +35,7 @@ from gpt_speed.tables import Column, Table, fmt, num_col, text_col
 
 CHECK = "gradients"  # the kind of the plan that comes before the one of the speeds
 CHECKS = Gradients()  # the study whose runs that plan has
+PLACES = {"nt": "Scripts/python.exe"}  # of an environment's Python, where it isn't bin/python
 OLDEST_TORCH = 2, 5  # that has all of what the check of gradients needs
 
 
@@ -92,14 +93,20 @@ class Versions(Study):
         yield training_plan(self, setup, environments, verdicts_of(measured))
 
     def later(self, setup: Setup, plan: Plan) -> list[Plan]:
+        if plan.kind != CHECK:
+            return []
         environments = environments_of(setup.args.python, setup.device)
-        return [training_plan(self, setup, environments, {})] if plan.kind == CHECK else []
+        return [training_plan(self, setup, environments, {})]
 
     def driver(self, setup: Setup, run: Run) -> list:
-        return CHECKS.driver(setup, run) if is_check(run) else []
+        if is_check(run):
+            return CHECKS.driver(setup, run)
+        return []
 
     def imports(self, run: Run) -> list[Path]:
-        return CHECKS.imports(run) if is_check(run) else []
+        if is_check(run):
+            return CHECKS.imports(run)
+        return []
 
     def cores(self, run: Run) -> int | None:
         return run.facts.get("cores")
@@ -161,9 +168,10 @@ class Versions(Study):
 def check_plan(setup: Setup, environments: list[Environment]) -> Plan:
     """Returns the plan that checks the gradients of 01 in each environment. Raises StackError."""
     checked = as_checked(setup.scripts.stage("01"))
-    # In so small a model a CPU's threads would wait for each other.
-    cores = 1 if setup.device == "cpu" else None
-    checked = checked.replace(name=f"{CHECK}-{checked.name}", facts=dict(cores=cores))
+    facts: dict[str, int | None] = dict(cores=None)
+    if setup.device == "cpu":  # whose threads would wait for each other in so small a model
+        facts = dict(cores=1)
+    checked = checked.replace(name=f"{CHECK}-{checked.name}", facts=facts)
     runs = [environment.run(checked) for environment in environments]
     return Plan(runs, CHECK, rounds=1, full_length=True)
 
@@ -172,8 +180,10 @@ def verdicts_of(checked: Measurement) -> dict[str, str]:
     """Returns what the gradients of each run came to, by the name that it has where it trains."""
     verdicts = {}
     for row in Rows(checked):
-        text = verdict_of(row.record).text if row.record else ""
-        verdicts[row.run.name.removeprefix(f"{CHECK}-")] = row.error or text
+        verdict = row.error or ""
+        if row.record and not row.error:
+            verdict = verdict_of(row.record).text
+        verdicts[row.run.name.removeprefix(f"{CHECK}-")] = verdict
     return verdicts
 
 
@@ -199,14 +209,15 @@ def is_check(run: Run) -> bool:
 def speed_bar(row: Row) -> Bar:
     text = row.error or speed_and_factor(row.tok_per_sec, factor_text(row))
     label = row.label.replace(", ", "\n", 1)
-    return Bar(label, row.tok_per_sec, text, COLOURS.get(row.run.stage or "", OTHER), row.speeds)
+    return Bar(label, row.tok_per_sec, text, script_colour(row.run), row.speeds)
 
 
 def first_step_bar(row: Row) -> Bar:
-    again = row.warm_first_step_seconds
-    cold = row.record.first_step_seconds if row.record else None
+    again, cold = row.warm_first_step_seconds, None
+    if row.record:
+        cold = row.record.first_step_seconds
     text = " / ".join(fmt(seconds, ".1f") for seconds in (again, cold) if seconds is not None)
-    return Bar("", again, text, COLOURS.get(row.run.stage or "", OTHER), behind=cold)
+    return Bar("", again, text, script_colour(row.run), behind=cold)
 
 
 def environments_of(names: list[str], device: str) -> list[Environment]:
@@ -247,8 +258,10 @@ def environment_of(name: str) -> Environment:
 def python_of(name: str) -> Path:
     """Returns the Python of a folder, or that is meant by a path or a command. It isn't resolved,
     since an environment's Python is a link. Raises UserError where there is none."""
-    own = Path("Scripts", "python.exe") if os.name == "nt" else Path("bin", "python")
-    path = shutil.which(Path(name) / own if Path(name).is_dir() else name)
-    if not path:
+    path: str | Path = name
+    if Path(name).is_dir():
+        path = Path(name) / PLACES.get(os.name, "bin/python")
+    python = shutil.which(path)
+    if not python:
         raise UserError(f"--python {name}: there is no Python", 2)
-    return Path(path).absolute()
+    return Path(python).absolute()

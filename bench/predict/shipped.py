@@ -1,15 +1,20 @@
-"""The predictions that results/reference/ stores: of which scripts, and what they tell."""
+"""The predictions that come with this repository, in results/reference/: of which scripts, and what
+they tell."""
 
 import json
 from functools import cache
 from pathlib import Path
 
 from bench.catalogue import GPUS, Run, Scripts
-from bench.common import REFERENCE, Machine
+from bench.common import REFERENCE
+from bench.machine import Machine
 from bench.predict.batches import OF_01, PUBLISHED
-from bench.predict.store import NAME, OTHERS, Prediction, key_of, largest_that_fits, load
+from bench.predict.prediction import Prediction, largest_that_fits
+from bench.predict.program import key_of
+from bench.predict.store import NAME, load_prediction
 from gpt_speed.cards import Card
 from gpt_speed.common import UserError
+from gpt_speed.memory import OTHERS
 
 GPT2 = ["--model", "gpt2"]
 WITHOUT_TENSOR_CORES = ["--dtype", "float32", "--no-compile"]  # 01, on a GPU before 7.0
@@ -23,7 +28,7 @@ scripts = cache(Scripts)  # in one process they are read once
 
 def kept_of(script: str | Path, options: list[str]) -> Prediction | None:
     """Returns a stored prediction; None where there is none. Raises StackError."""
-    return load(key_of(scripts(), script, options), REFERENCE)
+    return load_prediction(key_of(scripts(), script, options), REFERENCE)
 
 
 def prediction_of(script: str | Path, options: list[str]) -> Prediction:

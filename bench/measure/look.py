@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 from bench import processes
-from bench.common import ELSEWHERE, Machine, machine_difference, read_kept, relative, write_whole
+from bench.common import ELSEWHERE, read_kept, relative, write_whole
+from bench.machine import Machine, machine_difference
 from bench.measure.journal import newest, read_journal
 from gpt_speed.common import UserError
 
@@ -22,21 +23,21 @@ def look_at(results: Path) -> dict:
     """Returns what bench.measure.hardware.look sees here, and keeps it in a folder of results.
     Raises UserError where that holds another machine's report, or a measurement that would stand
     in this one's."""
-    here, kept = describe_here(), read_look(results)
-    different = machine_difference(kept["machine"], here) if kept else None
-    if different:
-        raise UserError(
-            f"{relative(results)} holds the report of another machine or PyTorch"
-            f" ({different}); {ELSEWHERE}"
-        )
+    here, look = describe_here(), read_look(results)
+    if look:
+        different = machine_difference(look["machine"], here)
+        if different:
+            raise UserError(
+                f"{relative(results)} holds the report of another machine or PyTorch"
+                f" ({different}); {ELSEWHERE}"
+            )
     foreign = foreign_measurement(results, here)
     if foreign:
         raise UserError(f"{foreign}; {ELSEWHERE}")
-    if not kept:
+    if not look:
         look = processes.ask_machine("look")
         write_whole(results / "machine.json", json.dumps(look, indent=1))
-        return look
-    return kept
+    return look
 
 
 def foreign_measurement(results: Path, machine: Machine) -> str | None:
@@ -53,4 +54,6 @@ def foreign_measurement(results: Path, machine: Machine) -> str | None:
 def read_look(results: Path) -> dict:
     """Returns what an earlier start has kept; {} without it, or in an older form."""
     look = read_kept(results / "machine.json")
-    return look if FIELDS <= look.keys() else {}
+    if FIELDS <= look.keys():
+        return look
+    return {}

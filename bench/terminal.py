@@ -1,0 +1,35 @@
+"""How measure.py and plot_results.py run: what they print, and the exit code that they end with."""
+
+import os
+import sys
+from collections.abc import Callable
+
+from gpt_speed.common import UserError
+from patches.stack import StackError
+
+NO_READER = 128 + 13  # as a shell names the end by SIGPIPE, 13, of a program that it has started
+
+
+def exit_code_of(program: Callable[[], int]) -> int:
+    """Runs a program; returns the exit code that it returns. An error that a user can fix is
+    printed as a line. Where nobody reads the output any more, as behind `| head -1`, the program
+    ends without a word."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
+    sys.stdout.reconfigure(errors="replace")  # a terminal without × or Δ is no reason to stop
+    try:
+        try:
+            return program()
+        finally:
+            sys.stdout.flush()  # here, where a pipe without a reader is expected
+    except BrokenPipeError:
+        drop_output()
+        return NO_READER
+    except (UserError, StackError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return getattr(error, "code", 1)
+
+
+def drop_output() -> None:
+    """Sends the rest of stdout nowhere: what Python still holds of it, it writes when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
