@@ -25,10 +25,10 @@ Lists which of 15 speedups your PyTorch training script lacks, with the lines of
 your code, and how much faster each may make it.
 
 Your script runs twice, unchanged, as if you had started it yourself. The first
-run is timed, for at most 24 updates: 3 to warm up, then 20 or as many as are made
-in 20 seconds. The second run is recorded, for at most 5 updates. Each run ends
-there, without what your script does after its training. An audit mostly takes a
-minute or two; if your script starts slowly, add twice its start.
+run is timed, for at most 24 updates or some 20 seconds. The second one is recorded,
+for at most 5 updates, which take longer and need more memory. Each run ends there,
+without what your script does after its training. An audit takes twice the time
+until your script's first update, and mostly less than a minute more.
 
 What your script writes in these steps stays, such as logs and checkpoints, and
 overwrites what it always overwrites. So give it another output folder, by an
@@ -141,8 +141,8 @@ def add_audit(parser: argparse.ArgumentParser, python: str = "") -> None:
         "--gpu",
         metavar="NAMES",
         default="",
-        help='also predict the speed and the memory of your script on other GPUs, such as "RTX'
-        ' 4090,H100"; `gpt-speed gpus` lists them',
+        help="also predict your script's speed and memory on other GPUs, such as"
+        " 'RTX 4090,H100'; `gpt-speed gpus` lists them",
     )
     parser.add_argument(
         "--batch-option",

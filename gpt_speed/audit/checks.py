@@ -20,7 +20,7 @@ HAS, LACKS, CANT_TELL = "has", "missing", "unknown"
 NO_GAIN = "no gain here"  # it is missing, and would change nothing
 NOT_HERE, NO_HARDWARE = "not in this model", "not on this hardware"
 LEAST_SHARE = 0.005  # of the step's time; less is written as 0%
-LARGE = 2**16  # bytes that an operator moves; with fewer, half of them would save it no time
+LARGE = 2**16  # bytes that an operator moves; to move half of fewer takes it as long
 CHUNK = 1024  # tokens, at least, in a chunk of technique 14's ChunkedLoss
 NATIVE = "native_layer_norm", "gelu", "_fused_rms_norm", "silu"
 PYTORCHS = "profiler", "prim", "c10d", "inductor"  # namespaces of operators, beside aten
@@ -141,20 +141,18 @@ def bfloat16(step: Step) -> Finding:
         return Finding(HAS, evidence)
     if step.facts["dtype"] != "bfloat16":
         return Finding(NO_HARDWARE, evidence)
+    large = large_ops(step)
+    if step.time_share(large) < LEAST_SHARE:
+        return Finding(NO_GAIN, f"{evidence}; operators are too small to be faster in 16 bits")
     state = LACKS if shares.get("float32", 0) > 0.9 else CANT_TELL
-    return Finding(state, evidence, step.matmuls, beside=share_of_bytes(step))
+    return Finding(state, evidence, large)
 
 
-def share_of_bytes(step: Step) -> float:
-    """Returns the share of the step's time that operators other than matmuls take to move many
-    bytes, which are half as many in 16 bits."""
-    matmuls = {*step.matmuls}
-    large = (
-        op.seconds
-        for op in step.kinds
-        if op.kernel and op.kernel[-1] >= LARGE and op.origin not in matmuls
-    )
-    return sum(large) / step.seconds
+def large_ops(step: Step) -> list[Op]:
+    """Returns the forward operators and updates that move many bytes, or whose backward passes do,
+    which are half as many in 16 bits; first the matmuls."""
+    large = (op.origin for op in step.kinds if op.kernel and op.kernel[-1] >= LARGE)
+    return sorted(dict.fromkeys(large), key=lambda op: not op.is_matmul)
 
 
 def native_layers(step: Step) -> Finding:
