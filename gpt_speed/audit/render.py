@@ -112,8 +112,8 @@ def legend(gains_from: str) -> list[str]:
     ]
     if gains_from:
         lines.append(
-            "**expected gain**: the speedup if the technique saves as much of that part as it did"
-            f" in our own script, {gains_from}; below 1.00× it costs time"
+            "**expected gain**: the speedup to expect, from what the technique saved in our own"
+            f" script ({gains_from}). Below 1.00× it costs time"
         )
     return lines
 
