@@ -86,6 +86,14 @@ class ByHand(StoredMask):
         return F.softmax(scores, -1) @ v
 
 
+class MaskedTwice(StoredMask):
+    """As GPT-2 had it: the mask multiplies scores, and is subtracted."""
+
+    def attend(self, q, k, v):
+        mask = self.mask[:, :, :T, :T]
+        return F.softmax(q @ k.transpose(-2, -1) * mask - 1e10 * (1 - mask), -1) @ v
+
+
 class Assigned(StoredMask):
     """A mask that chooses where scores are assigned."""
 
@@ -1066,6 +1074,7 @@ TOYS = dict(
     safe_softmax=of(attention=Dropping),
     stored_mask=of(attention=StoredMask),
     by_hand=of(attention=ByHand),
+    masked_twice=of(attention=MaskedTwice),
     assigned=of(attention=Assigned),
     lower=of(attention=Lower),
     indexed=of(attention=Indexed),

@@ -290,6 +290,7 @@ LACKING = dict(
     fast=PLAIN,
     stored_mask=PLAIN | {1},
     by_hand=PLAIN | {1, 7},
+    masked_twice=PLAIN | {1, 7},
     assigned=PLAIN | {1, 7},
     lower=PLAIN | {7},
     indexed=PLAIN | {1},
@@ -439,6 +440,17 @@ def test_calls_of_attention_are_counted(tmp_path):
     findings = check(Step(toy("square_heads", tmp_path)))
     for technique in ("07-flash-attention", "11-merged-qkv"):
         assert findings[technique].evidence.startswith("2 calls of attention")
+
+
+def test_a_mask_that_is_applied_twice_is_of_one_call(tmp_path):
+    finding = check(Step(toy("masked_twice", tmp_path)))["01-causal-mask"]
+    assert finding.evidence.startswith("1 call of attention")
+
+
+def test_tensors_without_a_gradient_are_not_counted(tmp_path):
+    """The head isn't used."""
+    (optimizer,) = toy("sampled", tmp_path)["optimizers"]
+    assert optimizer["tensors"] == 10
 
 
 @pytest.mark.parametrize(("name", "tokens"), [("labels", 0), ("packed", 16), ("fast", 32)])
