@@ -20,6 +20,47 @@ from gpt_speed.interpreter import usable_python
 from gpt_speed.tables import Table, markdown, num_col, text_col
 
 LONGEST = 10**9  # minutes
+AUDIT = """\
+Lists which of 15 speedups your PyTorch training script lacks, with the lines of
+your code, and how much faster each may make it.
+
+Your script runs twice, unchanged, as if you had started it yourself. The first
+run is timed, for at most 24 updates or some 20 seconds. The second one is recorded,
+for at most 5 updates, which take longer and need more memory. Each run ends there,
+without what your script does after its training. An audit takes twice the time
+until your script's first update, and mostly less than a minute more.
+
+What your script writes in these steps stays, such as logs and checkpoints, and
+overwrites what it always overwrites. So give it another output folder, by an
+option of its own. The audit itself writes one file, the report audit-NAME.md in
+the current folder, over an older one of that name."""
+AUDIT_EXAMPLES = """\
+examples:
+  gpt-speed audit train.py --batch_size=8 --out_dir=/tmp/out
+  gpt-speed audit --python ENV/bin/python -m package.train --config small
+  gpt-speed audit --gpu "RTX 4090,H100" train.py
+  torchrun --nproc_per_node=4 -m gpt_speed audit train.py
+
+exit codes: 0 done, 1 the script failed, 2 wrong usage, 3 no training step seen"""
+GRADIENTS = """\
+Checks whether your script, compiled, computes the gradients that you wrote.
+
+Your script runs until its first update, two to ten times, unchanged and from the
+same seeds: first uncompiled, then compiled. The gradients of each parameter are
+compared, and count as wrong if rounding doesn't explain the difference. Then it
+tries the known workarounds. Dropout and backward passes of your own are checked
+with numeric derivatives. On two cores all this mostly takes a minute or two.
+
+No run comes to its first update, so nothing is trained. But what your script
+writes before that stays, and overwrites what it always overwrites: give it
+another output folder, by an option of its own. The check itself writes no file."""
+GRADIENTS_EXAMPLES = """\
+examples:
+  gpt-speed gradients train.py --compile=True --out_dir=/tmp/out
+  gpt-speed gradients --python ENV/bin/python -m package.train --config small
+
+exit codes: 0 no wrong gradient found, 1 the script failed, 2 wrong usage,
+3 no update seen, 4 a gradient is wrong"""
 
 
 def minutes(text: str) -> float:
@@ -43,26 +84,37 @@ def add_script(parser: argparse.ArgumentParser, python: str = "") -> None:
         nargs=argparse.REMAINDER,
         default=[],
         metavar="MODULE",
-        help="as `python -m MODULE`, in place of a SCRIPT",
+        help="run a module, as `python -m MODULE` does, in place of a script; what follows are its"
+        " arguments",
     )
-    default = "the activated environment's"
+    default = "that of the activated environment"
     if python:
         default = "the one that runs this"
     parser.add_argument(
         "--python",
         default=python,
         metavar="FILE",
-        help=f"that runs your script, from 3.10 on, with PyTorch from 2.4 on (default: {default})",
+        help="run your script with this Python, 3.10 or newer, which has PyTorch 2.4 or newer"
+        f" (default: {default})",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print nothing but JSON, as schema.json in the package describes it",
+    )
     parser.add_argument(
         "--minutes",
         type=minutes,
         default=10,
         metavar="N",
-        help="time limit of each run of the script (default: 10)",
+        help="give up if one run of the script takes longer than N minutes (default: 10)",
     )
-    parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "script",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT",
+        help="your training script and its arguments, as you type them behind `python`",
+    )
 
 
 def command_of(args: argparse.Namespace) -> list[str]:
@@ -86,21 +138,21 @@ def add_audit(parser: argparse.ArgumentParser, python: str = "") -> None:
     parser.add_argument(
         "--name",
         default="",
-        help="of the page audit-NAME.md, which lands in the current folder (default: the script's)",
+        help="write the report to audit-NAME.md (default: the script's name)",
     )
     parser.add_argument(
         "--gpu",
         metavar="NAMES",
         default="",
-        help='GPUs that aren\'t here, such as "RTX 4090,H100": its speed there, and the memory that'
-        " it needs, predicted",
+        help="also predict your script's speed and memory on other GPUs, such as"
+        " 'RTX 4090,H100'; `gpt-speed gpus` lists them",
     )
     parser.add_argument(
         "--batch-option",
         metavar="NAME",
         default="",
-        help="of the script's options the one for the batch size, such as batch_size: the script"
-        " runs once more with twice of it, and --gpu tells the memory at both",
+        help="with --gpu, also predict the memory at twice the batch size: NAME is your script's"
+        " own option for the batch size, such as batch_size. The script runs a third time",
     )
     add_script(parser, python)
 
@@ -129,7 +181,7 @@ def run_audit(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(result))
     else:
-        print(f"{render.screen(result)}{page}")
+        print(f"{render.screen(result)}\nThis report: {page}")
     return 0
 
 
@@ -169,12 +221,22 @@ class Command(NamedTuple):
     summary: str  # in --help
     run: Callable[[argparse.Namespace], int]  # returns the exit code
     add_options: Callable[[argparse.ArgumentParser], None] | None = None
+    description: str = ""  # in its own --help, before the options
+    examples: str = ""  # behind them
 
 
 COMMANDS = {
-    "audit": Command("list which speedups a training script lacks", run_audit, add_audit),
-    "gradients": Command("check that a script's gradients are right", run_gradients, add_script),
-    "gpus": Command("list the GPUs that --gpu knows", run_gpus),
+    "audit": Command(
+        "list which speedups a training script lacks", run_audit, add_audit, AUDIT, AUDIT_EXAMPLES
+    ),
+    "gradients": Command(
+        "check whether compiling changed a script's gradients",
+        run_gradients,
+        add_script,
+        GRADIENTS,
+        GRADIENTS_EXAMPLES,
+    ),
+    "gpus": Command("list the GPUs that `audit --gpu` knows", run_gpus),
 }
 
 
@@ -186,7 +248,12 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         own = parsers.add_parser(
-            name, help=command.summary, description=command.summary, allow_abbrev=False
+            name,
+            help=command.summary,
+            description=command.description or command.summary,
+            epilog=command.examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
         )
         if command.add_options:
             command.add_options(own)

@@ -86,6 +86,14 @@ class ByHand(StoredMask):
         return F.softmax(scores, -1) @ v
 
 
+class MaskedTwice(StoredMask):
+    """As GPT-2 had it: the mask multiplies scores, and is subtracted."""
+
+    def attend(self, q, k, v):
+        mask = self.mask[:, :, :T, :T]
+        return F.softmax(q @ k.transpose(-2, -1) * mask - 1e10 * (1 - mask), -1) @ v
+
+
 class Assigned(StoredMask):
     """A mask that chooses where scores are assigned."""
 
@@ -584,6 +592,16 @@ def large():
     train(model, lambda *_: model(*(torch.randint(0, V, (80, T)) for _ in range(2))))
 
 
+def large_autocast():
+    model = Net()
+
+    def step(*_):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(*(torch.randint(0, V, (80, T)) for _ in range(2)))
+
+    train(model, step)
+
+
 def square_heads():
     """Heads as wide as a text is long, too."""
     square(Deep)
@@ -734,6 +752,89 @@ def chunks():
         )
 
     train(model, step)
+
+
+def several_heads():
+    """Each predicts another token, from all of the hidden states."""
+    model = Net()
+    model.others = nn.ModuleList(nn.Linear(C, V) for _ in range(3))
+
+    def step(ids, targets):
+        hidden = model.hidden(ids)
+        return sum(loss_of(head(hidden), targets) for head in (model.head, *model.others))
+
+    train(model, step)
+
+
+def head_twice():
+    """One head for two losses, each over all tokens, which are looked up twice."""
+    model = Net()
+    train(model, lambda ids, targets: model(ids, targets) + model(targets, ids))
+
+
+def sampled():
+    """As SASRec has it: an item's score is a product with its row of the table, and a loss compares
+    that of the right one with that of another one."""
+    model = Net()
+
+    def step(ids, targets):
+        hidden, others = model.hidden(ids), torch.randint(0, V, (B, T))
+        right, wrong = ((hidden * model.tokens(items)).sum(-1) for items in (targets, others))
+        return F.softplus(wrong - right).mean()
+
+    train(model, step)
+
+
+def adaptive():
+    """A head of several matmuls, none of which is as wide as the vocabulary."""
+    model = Net()
+    model.loss = nn.AdaptiveLogSoftmaxWithLoss(C, V, [100])
+    train(
+        model,
+        lambda ids, targets: model.loss(model.hidden(ids).flatten(0, 1), targets.flatten()).loss,
+    )
+
+
+class HiddenLoss(torch.autograd.Function):
+    """Head and loss in a kernel that PyTorch doesn't see."""
+
+    @staticmethod
+    def forward(context, x, weight):
+        context.save_for_backward(x, weight)
+        return torch.tensor(float((x.detach().numpy() @ weight.detach().numpy().T).mean()))
+
+    @staticmethod
+    def backward(context, gradient):
+        return (*(gradient * torch.ones_like(tensor) for tensor in context.saved_tensors),)
+
+
+def hidden_head():
+    model = Net()
+    train(model, lambda ids, targets: HiddenLoss.apply(model.hidden(ids), model.head.weight))
+
+
+class Memory(nn.Module):
+    """Rows that a softmax chooses, read by a matmul and written by outer products, as in a neural
+    Turing machine."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads, self.last = nn.Linear(C, 3 * C), nn.Linear(C, C)
+        self.register_buffer("begin", torch.randn(B, 8, C))
+
+    def forward(self, x):
+        memory = self.begin
+        for one in x.unbind(1):
+            key, erase, add = self.heads(one).chunk(3, -1)
+            weights = F.softmax(F.cosine_similarity(memory, key[:, None], dim=-1), -1)
+            erased = weights[:, :, None] @ erase.sigmoid()[:, None]
+            memory = memory * (1 - erased) + weights[:, :, None] @ add[:, None]
+        return self.last(weights[:, None] @ memory)
+
+
+def written_memory():
+    model = Memory()
+    train(model, lambda *_: model(torch.randn(B, 3, C)).square().mean())
 
 
 def distributed():
@@ -985,6 +1086,7 @@ TOYS = dict(
     safe_softmax=of(attention=Dropping),
     stored_mask=of(attention=StoredMask),
     by_hand=of(attention=ByHand),
+    masked_twice=of(attention=MaskedTwice),
     assigned=of(attention=Assigned),
     lower=of(attention=Lower),
     indexed=of(attention=Indexed),

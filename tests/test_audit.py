@@ -27,7 +27,16 @@ from bench.report.page import write_html
 from gpt_speed import cli
 from gpt_speed.audit import marks, render
 from gpt_speed.audit.audit import Reports, machine_of, result_of, with_twice_the_batch
-from gpt_speed.audit.checks import CANT_TELL, HAS, LACKS, NO_HARDWARE, NOT_HERE, check
+from gpt_speed.audit.checks import (
+    CANT_TELL,
+    HAS,
+    LACKS,
+    LARGE,
+    NO_GAIN,
+    NO_HARDWARE,
+    NOT_HERE,
+    check,
+)
 from gpt_speed.audit.other_gpus import work_of
 from gpt_speed.audit.render import with_one_compile_row
 from gpt_speed.audit.run import audit, watch_order
@@ -83,6 +92,11 @@ def with_state(facts: dict, state: str) -> set[str]:
     return {name for name, finding in check(Step(facts)).items() if finding.state == state}
 
 
+def lacking(facts: dict) -> set[str]:
+    """What isn't there, whether it would gain anything or not."""
+    return with_state(facts, LACKS) | with_state(facts, NO_GAIN)
+
+
 @pytest.fixture(scope="module")
 def ladder(tmp_path_factory):
     """Returns what was watched of the script after so many techniques."""
@@ -122,13 +136,13 @@ def ladder(tmp_path_factory):
     ],
 )
 def test_a_script_of_the_ladder_lacks_what_comes_after_it(ladder, number):
-    assert with_state(ladder(number), LACKS) == {*TECHNIQUES[number:]} - UNSEEN_ON_CPU
+    assert lacking(ladder(number)) == {*TECHNIQUES[number:]} - UNSEEN_ON_CPU
 
 
 @pytest.mark.parametrize(("number", "options"), [(0, []), (2, []), (5, ["--dtype", "bfloat16"])])
 def test_the_ladder_on_a_simulated_gpu(ladder, number, options):
     facts = on_gpu(ladder(number, *options))
-    assert with_state(facts, LACKS) == {*TECHNIQUES[number:]} - {
+    assert lacking(facts) == {*TECHNIQUES[number:]} - {
         "04-pinned-memory",
         "12-huge-pages",
     }
@@ -276,6 +290,7 @@ LACKING = dict(
     fast=PLAIN,
     stored_mask=PLAIN | {1},
     by_hand=PLAIN | {1, 7},
+    masked_twice=PLAIN | {1, 7},
     assigned=PLAIN | {1, 7},
     lower=PLAIN | {7},
     indexed=PLAIN | {1},
@@ -302,6 +317,12 @@ LACKING = dict(
     scripted_attention=PLAIN,
     masked_multihead=PLAIN | {1, 7},
     linear=PLAIN,
+    written_memory=PLAIN - NO_HEAD,
+    several_heads=PLAIN,
+    head_twice=PLAIN,
+    sampled=PLAIN - NO_HEAD,
+    adaptive=PLAIN - NO_HEAD,
+    hidden_head=PLAIN - NO_HEAD,
     tiled_head=PLAIN,
     tiles=(PLAIN | {6}) - {14},
     labels=PLAIN - NO_HEAD,
@@ -344,6 +365,8 @@ UNCERTAIN = dict(
     gated={7},
     talking={7},
     twice={7},
+    adaptive=NO_HEAD,
+    hidden_head=NO_HEAD,
 )
 FAST_TOYS = (
     "fast",
@@ -355,6 +378,9 @@ FAST_TOYS = (
     "cubed",
     "closure",
     "chunks",
+    "several_heads",
+    "sampled",
+    "written_memory",
     "accumulated",
     "penalty",
     "pieces",
@@ -375,7 +401,10 @@ def test_toys(name, tmp_path):
         pytest.importorskip("accelerate")
     facts = toy(name, tmp_path)
     here = set() if facts["huge_pages"] is False else {12}
-    numbers = [{int(name[:2]) for name in with_state(facts, state)} for state in (LACKS, CANT_TELL)]
+    numbers = [
+        {int(technique[:2]) for technique in techniques}
+        for techniques in (lacking(facts), with_state(facts, CANT_TELL))
+    ]
     assert numbers == [LACKING[name] - here, {10} | UNCERTAIN.get(name, set())]
 
 
@@ -413,6 +442,17 @@ def test_calls_of_attention_are_counted(tmp_path):
         assert findings[technique].evidence.startswith("2 calls of attention")
 
 
+def test_a_mask_that_is_applied_twice_is_of_one_call(tmp_path):
+    finding = check(Step(toy("masked_twice", tmp_path)))["01-causal-mask"]
+    assert finding.evidence.startswith("1 call of attention")
+
+
+def test_tensors_without_a_gradient_are_not_counted(tmp_path):
+    """The head isn't used."""
+    (optimizer,) = toy("sampled", tmp_path)["optimizers"]
+    assert optimizer["tensors"] == 10
+
+
 @pytest.mark.parametrize(("name", "tokens"), [("labels", 0), ("packed", 16), ("fast", 32)])
 def test_labels_are_no_tokens(tmp_path, name, tokens):
     facts = toy(name, tmp_path)
@@ -424,8 +464,7 @@ def test_labels_are_no_tokens(tmp_path, name, tokens):
 def test_what_the_compiler_is_told_not_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
     _, watched = audit([str(TOYS), "compiled_model"], 2)
-    lacking = with_state(watched | MACHINE, LACKS)
-    assert {"08-torch-compile", "13-loss-in-graph"} <= lacking
+    assert {"08-torch-compile", "13-loss-in-graph"} <= with_state(watched | MACHINE, LACKS)
     text = render.screen(report_of(watched | MACHINE, tmp_path))
     assert "| 8, 13 | torch.compile, compiled loss | missing | 100% |" in text
 
@@ -475,7 +514,7 @@ OLD = [*filter(None, os.environ.get("AUDIT_PYTHONS", "").split(os.pathsep))]
 def test_the_environment_of_an_audited_script(python, name):
     """It needs no more than PyTorch 2.4 and Python 3.10."""
     _, watched = audit([str(TOYS), name], 10, python)
-    numbers = {int(technique[:2]) for technique in with_state(watched | MACHINE, LACKS)}
+    numbers = {int(technique[:2]) for technique in lacking(watched | MACHINE)}
     assert numbers == LACKING[name] | {12} - {12 if watched["huge_pages"] is not False else 0}
 
 
@@ -597,8 +636,10 @@ def test_pages_of_memory_take_a_share(tmp_path):
 
 def test_pages_that_take_no_time_gain_nothing(tmp_path):
     facts = toy("fast", tmp_path) | dict(system=0.0, kept=False, huge_pages=False)
-    rows = report_of(facts)["techniques"]
-    assert all(row["expected"] <= 1 for row in rows if row["number"] in (12, 15))
+    rows = [row for row in report_of(facts)["techniques"] if row["number"] in (12, 15)]
+    assert [(row["state"], row["expected"]) for row in rows] == [(NO_GAIN, 1.0)] * 2
+    text = render.screen(report_of(facts))
+    assert "| huge pages | " not in text and "#12 huge pages (Linux needs hardly any time" in text
 
 
 @pytest.mark.parametrize(("kept", "bound"), [(False, 4), (True, 1.25)])
@@ -637,19 +678,46 @@ def test_updates_with_a_closure_are_not_timed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "state", "needs"),
     [
-        ("fast", "a chunk has 1,024 tokens at least, so it would only cost time"),
-        ("autocast", "cast its input and weight before"),
-        ("large", ""),
+        ("fast", NO_GAIN, ""),
+        ("autocast", NO_GAIN, ""),
+        ("large", LACKS, ""),
+        ("large_autocast", LACKS, "cast its input and weight before"),
     ],
 )
-def test_what_chunks_need(tmp_path, name, says):
+def test_what_chunks_need(tmp_path, name, state, needs):
+    """One verdict: where all tokens are in one chunk, nothing is missing."""
     (row,) = [
         row for row in report_of(toy(name, tmp_path), tmp_path)["techniques"] if row["number"] == 14
     ]
-    assert row["state"] == LACKS and says in row["needs"] and bool(says) == bool(row["needs"])
-    assert (row["expected"] <= 1) == (name != "large")
+    assert row["state"] == state and needs in row["needs"] and bool(needs) == bool(row["needs"])
+    assert (row["expected"] == 1) == (state == NO_GAIN)
+    assert ("1,024 tokens at least" in row["evidence"]) == (state == NO_GAIN)
+
+
+def test_logits_of_several_heads_are_counted(tmp_path):
+    evidence = check(Step(toy("several_heads", tmp_path)))["14-chunked-head"].evidence
+    assert f"{B} × {T} × 1,001 at once in each of 4 heads" in evidence
+
+
+@pytest.mark.parametrize(("share", "state"), [(0.9, LACKS), (0.01, LACKS), (0.001, NO_GAIN)])
+def test_bfloat16_gains_by_its_share(ladder, share, state):
+    """Of operators that move many bytes: small ones take as long in 16 bits."""
+    facts = on_gpu(ladder(0)) | dict(device="cpu", dtype="bfloat16")
+    step = Step(facts)
+    large = [bool(op.origin.kernel and op.origin.kernel[-1] >= LARGE) for op in step.ops]
+    counts = {is_large: large.count(is_large) for is_large in (True, False)}
+    for op, is_large in zip(facts["ops"], large, strict=True):
+        op["seconds"] = (share if is_large else 1 - share) / counts[is_large]
+    gains = {patch: 2.0 for patch in TECHNIQUES}
+    session = Session("x", "x", "cpu", "bfloat16", "x", gains)
+    (row,) = [
+        row for row in report_of(facts, sessions=[session])["techniques"] if row["number"] == 5
+    ]
+    assert row["state"] == state and row["share"] == pytest.approx(share, abs=0.05)
+    assert 1 <= row["expected"] <= 1 / (1 - row["share"])
+    assert (row["expected"] > 1.5) == (share > 0.5)
 
 
 def test_a_technique_gains_by_its_share():
@@ -660,6 +728,26 @@ def test_a_technique_gains_by_its_share():
     assert expected("08-torch-compile", 1.0, gain) == gain
     assert expected("06-native-layers", 0.28, 1.02) == pytest.approx(1.06, abs=0.01)
     assert expected("03-fused-adamw", 0.5, None) is None
+
+
+@pytest.mark.parametrize(
+    ("patch", "says"),
+    [
+        ("03-fused-adamw", "`python patches/stack.py show 3`"),
+        ("08-torch-compile", "`python patches/stack.py show 8`"),
+        ("", "None of the missing techniques"),
+    ],
+)
+def test_the_next_step_is_named(ladder, patch, says):
+    """That which gains most, if any gains; of a row with two techniques the first."""
+    gains = dict.fromkeys(TECHNIQUES, 1.0) | {patch: 1.3}
+    session = Session("x", "x", "cpu", MACHINE["dtype"], "x", gains)
+    facts = ladder(0) | dict(device="cpu", updating=0.3)
+    report = report_of(facts, sessions=[session])
+    assert says in render.screen(report)
+    for row in report["techniques"]:
+        row["state"] = HAS
+    assert "Nothing is missing." in render.screen(report)
 
 
 def made_up_times(facts: dict, draw: random.Random) -> dict:
@@ -1039,7 +1127,7 @@ def test_a_system_that_is_not_unix(tmp_path):
     facts = watch(tmp_path, TOYS, "fast", env=environment(PYTHONPATH=str(tmp_path)), fork=False)
     facts |= dict(memory_total=None)
     assert state(facts, "10-batch-size") == CANT_TELL
-    assert "memory ? of ? GB" in render.screen(report_of(facts, tmp_path))
+    assert "? of ? GB" in render.screen(report_of(facts, tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class Audit(Command):
             pages.append(html)
         if args.json:
             return json.dumps(result)
-        return render.screen(result) + ", ".join(map(relative, pages))
+        return f"{render.screen(result)}\nThis report: {', '.join(map(relative, pages))}"
 
 
 def page_in(results: Path, name: str) -> Path:

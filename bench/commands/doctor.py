@@ -15,6 +15,9 @@ from bench.predict.batches import BATCH_OF, batches_that_fit
 from gpt_speed.common import UserError
 
 
+REPEATS_MASKS = 2, 13  # the first such release of PyTorch, with dropout on a GPU: docs/upstream.md
+
+
 class Doctor(Command):
     """Check this machine: what works, what is missing, what to type next."""
 
@@ -48,7 +51,17 @@ def gpu_lines(setup: Setup) -> list[tuple[str, str]]:
         f" driver {machine['driver'] or 'unknown'}"
     )
     sizes = ", ".join(f"{batch} in place of {usual}" for usual, batch in batches.items())
-    return [("GPU", gpus), ("batch size", sizes or "8 and 32, as published")]
+    lines = [("GPU", gpus), ("batch size", sizes or "8 and 32, as published")]
+    if release_of(machine["torch"]) >= REPEATS_MASKS:
+        lines.append(
+            ("dropout", "compiled, its masks are reported to repeat; PyTorch 2.11 is right")
+        )
+    return lines
+
+
+def release_of(version: str) -> tuple[int, ...]:
+    """Returns what PyTorch's versions are ordered by: (2, 13) for "2.13.0+cu130"."""
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def tokens_line(data: Path) -> str:

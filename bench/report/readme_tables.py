@@ -73,14 +73,11 @@ def predicted_line(name: str) -> HardwareLine:
     """Returns what is predicted for a card, at the batch sizes that `make bench` takes there.
     Raises UserError where that isn't stored, StackError."""
     first, last = benched(name)
-    speedup = spread(quotients(last.speeds, first.speeds), ".1f")
-    if speedup:
-        speedup += "×"
     return HardwareLine(
         hardware=f"1 × {name}",
         baseline=in_thousands(first.speeds),
         optimized=in_thousands(last.speeds),
-        speedup=speedup,
+        speedup="",  # both ranges are wide, and their errors aren't independent
         source=f"[predicted](docs/gpus.md), batch {first.batch} → {last.batch}",
     )
 
@@ -89,16 +86,6 @@ def benched(name: str) -> tuple[OnCard, OnCard]:
     """Returns 00 and 01 as `make bench` trains them on a card."""
     first = OnCard("00", CARDS[name])
     return first, OnCard("01", CARDS[name], most=comparable_batch(first.batch))
-
-
-def quotients(
-    speeds: tuple[float, float] | None, others: tuple[float, float] | None
-) -> tuple[float, ...]:
-    """Returns the least and the most times that one predicted speed may be another; () where one
-    isn't predicted."""
-    if not speeds or not others:
-        return ()
-    return speeds[0] / others[1], speeds[1] / others[0]
 
 
 def bench_minutes() -> float | None:

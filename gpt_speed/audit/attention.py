@@ -69,11 +69,17 @@ def attentions_of(training: Collection[Op], weights: dict[Op, Tensor]) -> list[A
     for op in training:
         if is_native(op):
             attentions.append(native_attention(op))
-        elif op.is_matmul and op not in weights:
+        elif op not in weights and makes_sums(op):
             attentions += attentions_by_hand(op, training, weights)
     # Where probabilities are multiplied by probabilities, the product with the values is the call.
     inner = {op for attention in attentions for op in attention.ops[:-1]}
     return [attention for attention in attentions if attention.ops[-1] not in inner]
+
+
+def makes_sums(op: Op) -> bool:
+    """Tells whether an operator is a matmul and no outer product of vectors, whose results aren't
+    sums. Attention to a single token would be one, too."""
+    return op.is_matmul and op.inputs[-2].shape[-1:] != [1]
 
 
 def is_native(op: Op) -> bool:
@@ -187,7 +193,7 @@ class Candidate:
         if not self.softmax:
             return None
         before = {*walk(self.softmax.inputs, self.is_boundary)}
-        matmuls = (op for op in self.training if op.is_matmul and op not in self.weights)
+        matmuls = (op for op in self.training if makes_sums(op) and op not in self.weights)
         return next((op for op in matmuls if op in before), None)
 
     @cached_property

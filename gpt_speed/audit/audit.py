@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from gpt_speed.audit.checks import Finding, check
+from gpt_speed.audit.checks import NO_GAIN, Finding, check
 from gpt_speed.audit.notes import notes_of
 from gpt_speed.audit.other_gpus import LargerBatch, on_other_gpus
 from gpt_speed.audit.render import summary
@@ -149,6 +149,8 @@ def row_of(
     # The speedup if that took no time, unless it is nearly the whole step.
     bound = 1 / (1 - most) if 0 < most < 0.95 else None
     here = gain if device == "cuda" else expected(patch, share, gain)
+    if finding.state == NO_GAIN:
+        here = 1.0
     return dict(
         number=number,
         technique=name,
@@ -157,7 +159,7 @@ def row_of(
         where=finding.where,
         share=share,
         gain=gain,
-        expected=here and min(here, bound or math.inf, finding.limit),
+        expected=here and min(here, bound or math.inf),
         upper_bound=bound,
         needs=finding.needs,
     )

@@ -1,12 +1,13 @@
 """Which techniques the watched step has and which it lacks.
 
 A check follows data flow, not names: attention by hand is a matmul, a softmax of it, and a matmul
-of that. Where the evidence isn't certain the state is CANT_TELL: a wrong LACKS is a fault.
+of that. Where the evidence isn't certain the state is CANT_TELL: a wrong LACKS is a fault. So is
+one that would gain nothing: its state is NO_GAIN.
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpt_speed.audit.attention import MATH, Attention
@@ -16,7 +17,10 @@ from gpt_speed.audit.step import Step
 from gpt_speed.common import counted, listed, memory_text
 
 HAS, LACKS, CANT_TELL = "has", "missing", "unknown"
+NO_GAIN = "no gain here"  # it is missing, and would change nothing
 NOT_HERE, NO_HARDWARE = "not in this model", "not on this hardware"
+LEAST_SHARE = 0.005  # of the step's time; less is written as 0%
+LARGE = 2**16  # bytes that an operator moves; to move half of fewer takes it as long
 CHUNK = 1024  # tokens, at least, in a chunk of technique 14's ChunkedLoss
 NATIVE = "native_layer_norm", "gelu", "_fused_rms_norm", "silu"
 PYTORCHS = "profiler", "prim", "c10d", "inductor"  # namespaces of operators, beside aten
@@ -32,7 +36,6 @@ class Finding(NamedTuple):
     beside: float = 0.0  # what it may save elsewhere, as a share of the step's time
     place: str = ""  # the script's line to change, if that isn't where the operators run
     needs: str = ""  # what the technique takes here, beside its lines
-    limit: float = math.inf  # times the speed, which it can't exceed here
 
     @property
     def where(self) -> str:
@@ -43,29 +46,25 @@ class Finding(NamedTuple):
 
 def causal_mask(step: Step) -> Finding:
     """Asks whether the causal mask is made on the fly: a stored one is read in each call."""
-    older = [*older_masks(step)]
-    stored = [*dict.fromkeys(op for op, source in older if source["triangle"])]
-    if stored:
-        calls, tokens = counted(len(stored), "call"), stored[0].outputs[0].shape[-2]
-        return Finding(
-            LACKS, f"{calls} of attention with a stored triangle, {tokens} tokens", stored
-        )
+    masks = [older_masks(call) for call in step.attentions]
+    stored = [[op for op, source in sources if source["triangle"]] for sources in masks]
+    ops = [*dict.fromkeys(op for of_call in stored for op in of_call)]
+    if ops:
+        calls, tokens = counted(sum(map(bool, stored)), "call"), ops[0].outputs[0].shape[-2]
+        return Finding(LACKS, f"{calls} of attention with a stored triangle, {tokens} tokens", ops)
+    older = [op for sources in masks for op, _ in sources]
     if older:
-        evidence = "a mask that comes from outside the step"
-        return Finding(CANT_TELL, evidence, [op for op, _ in older])
+        return Finding(CANT_TELL, "a mask that comes from outside the step", older)
     if any(call.masks or call.causal for call in step.attentions):
         evidence = "the mask is made in the step, or the kernel knows that it is causal"
         return Finding(HAS, evidence)
     return Finding(NOT_HERE, "no masked attention")
 
 
-def older_masks(step: Step) -> Iterator[tuple[Op, dict]]:
-    """Yields what masks are made of that is older than the step, with the operators that apply
-    it."""
-    for call in step.attentions:
-        for op, mask in call.masks:
-            for source in mask.sources():
-                yield op, source
+def older_masks(call: Attention) -> list[tuple[Op, dict]]:
+    """Returns what a call's masks are made of that is older than the step, with the operators that
+    apply it."""
+    return [(op, source) for op, mask in call.masks for source in mask.sources()]
 
 
 def tensor_cores(step: Step) -> Finding:
@@ -142,8 +141,18 @@ def bfloat16(step: Step) -> Finding:
         return Finding(HAS, evidence)
     if step.facts["dtype"] != "bfloat16":
         return Finding(NO_HARDWARE, evidence)
+    large = large_ops(step)
+    if step.time_share(large) < LEAST_SHARE:
+        return Finding(NO_GAIN, f"{evidence}; operators are too small to be faster in 16 bits")
     state = LACKS if shares.get("float32", 0) > 0.9 else CANT_TELL
-    return Finding(state, evidence, [*step.matmuls, *step.kinds])  # with parameters, activations
+    return Finding(state, evidence, large)
+
+
+def large_ops(step: Step) -> list[Op]:
+    """Returns the forward operators and updates that move many bytes, or whose backward passes do,
+    which are half as many in 16 bits; first the matmuls."""
+    large = (op.origin for op in step.kinds if op.kernel and op.kernel[-1] >= LARGE)
+    return sorted(dict.fromkeys(large), key=lambda op: not op.is_matmul)
 
 
 def native_layers(step: Step) -> Finding:
@@ -278,10 +287,11 @@ def huge_pages(step: Step) -> Finding:
 
 
 def slow_pages(step: Step, evidence: str) -> Finding:
-    """Returns the finding where Linux makes more pages than it has to: none cost nothing."""
+    """Returns the finding where Linux makes more pages than it has to, if they take it time."""
     share = step.facts["system"]
-    limit = 1 / (1 - share) if share < 1 else math.inf
-    return Finding(LACKS, evidence, share=share, limit=limit)
+    if share < LEAST_SHARE:
+        return Finding(NO_GAIN, "Linux needs hardly any time for new pages of memory")
+    return Finding(LACKS, evidence, share=share)
 
 
 def loss_in_graph(step: Step) -> Finding:
@@ -298,12 +308,30 @@ def loss_in_graph(step: Step) -> Finding:
 
 def chunked_head(step: Step) -> Finding:
     """Asks whether logits are computed chunk by chunk."""
-    # A forward pass may look tokens up twice; a loss may take a backward pass per chunk.
-    if len(step.heads) > min(len(step.lookups), step.backwards):
-        return Finding(HAS, f"{len(step.heads)} matmuls with the head's weight")
+    by_weight = defaultdict(list)
+    for head in step.heads:
+        by_weight[step.weights[head].storage].append(head)
+    most = max(by_weight.values(), key=len)
+    if are_chunks(step, most):
+        return Finding(HAS, f"{len(most)} matmuls with the head's weight")
     if step.vocabulary <= widest_layer(step):
         return Finding(NOT_HERE, "logits are no larger than what another layer makes")
-    return whole_logits(step, step.heads[0])
+    return whole_logits(step, len(by_weight))
+
+
+def are_chunks(step: Step, heads: list[Op]) -> bool:
+    """Tells whether matmuls with one weight share the step's tokens. A forward pass may look tokens
+    up twice, a loss may take a backward pass per chunk, and several losses may each read the
+    logits of all tokens."""
+    if len(heads) <= min(len(step.lookups), step.backwards):
+        return False
+    tokens = sum(math.prod(head.outputs[0].shape) for head in heads) / step.vocabulary
+    return tokens <= step.backwards * max(map(indices_of, step.lookups))
+
+
+def indices_of(lookup: Op) -> int:
+    """Counts what is looked up."""
+    return sum(math.prod(index.shape) for index in lookup.passed("indices"))
 
 
 def widest_layer(step: Step) -> int:
@@ -312,19 +340,22 @@ def widest_layer(step: Step) -> int:
     return max(widths, default=0)
 
 
-def whole_logits(step: Step, head: Op) -> Finding:
-    """Returns the finding where a head computes all logits of a micro-batch at once."""
+def whole_logits(step: Step, count: int) -> Finding:
+    """Returns the finding where each of `count` heads computes all logits of a micro-batch at
+    once."""
+    head = step.heads[0]
     *sizes, vocabulary = head.outputs[0].shape
-    tokens, needs, limit = math.prod(sizes), [], math.inf
-    if tokens <= CHUNK:
-        needs.append(f"a chunk has {CHUNK:,} tokens at least, so it would only cost time")
-        limit = 1.0
-    if step.weights[head].type != head.type:
-        needs.append("under autocast, cast its input and weight before")
     shape = " × ".join(f"{size:,}" for size in (*sizes, vocabulary))
     evidence = f"logits of {shape} at once"
+    if count > 1:
+        evidence += f" in each of {count} heads"
     ops = [*step.heads, *step.losses]
-    return Finding(LACKS, evidence, ops, needs="; ".join(needs), limit=limit)
+    if math.prod(sizes) <= CHUNK:
+        return Finding(NO_GAIN, f"{evidence}; a chunk has {CHUNK:,} tokens at least", ops)
+    needs = ""
+    if step.weights[head].type != head.type:
+        needs = "under autocast, cast its input and weight before"
+    return Finding(LACKS, evidence, ops, needs=needs)
 
 
 def kept_memory(step: Step) -> Finding:
@@ -379,17 +410,28 @@ def not_applicable(step: Step, needs: str) -> Finding | None:
 
 
 def no_head(step: Step) -> Finding:
-    """Returns the finding where no head was seen: a loss that computes chunks may hide it."""
+    """Returns the finding where no head was seen. There is none if the step shows how the loss
+    follows from the tokens, and no last matmul makes more numbers than it reads."""
     evidence = "no head whose width is the vocabulary"
-    return Finding(CANT_TELL if step.lookups else NOT_HERE, evidence)
+    if not step.lookups:
+        return Finding(NOT_HERE, evidence)
+    is_whole = not step.loss_path.isdisjoint(step.lookups)
+    ends = (op for op in step.matmuls if op in step.loss_path and op not in step.before_matmuls)
+    if not is_whole or any(map(is_of_others, step.loss_path)) or any(map(step.widens, ends)):
+        return Finding(CANT_TELL, evidence)
+    return Finding(NOT_HERE, evidence)
 
 
 def no_attention(step: Step) -> Finding:
     """Returns the finding where no attention was seen: a kernel of others may be one."""
-    for op in step.training:
-        if "." in op.name and not op.name.startswith(PYTORCHS):
-            return Finding(CANT_TELL, f"the kernel {op.name} is not PyTorch's", [op])
+    for op in filter(is_of_others, step.training):
+        return Finding(CANT_TELL, f"the kernel {op.name} is not PyTorch's", [op])
     return Finding(NOT_HERE, "no attention")
+
+
+def is_of_others(op: Op) -> bool:
+    """Tells whether an operator isn't PyTorch's own."""
+    return "." in op.name and not op.name.startswith(PYTORCHS)
 
 
 def check(step: Step) -> dict[str, Finding]:

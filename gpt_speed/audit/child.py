@@ -357,16 +357,18 @@ def peak_memory() -> int | None:
 
 def optimizer_facts(optimizer) -> dict:
     """Returns an optimizer's class, whether it is PyTorch's `own`, `accepts` to be fused, and is,
-    whether it may update all tensors at once (`foreach`), how many it updates, and the script's
-    line that made it."""
+    whether it may update all tensors at once (`foreach`), how many it updates (those without a
+    gradient it skips), and the script's line that made it."""
     optimizer_class, groups = type(optimizer), optimizer.param_groups
+    tensors = [tensor for group in groups for tensor in group["params"]]
+    updated = [tensor for tensor in tensors if tensor.grad is not None]
     return dict(
         name=optimizer_class.__name__,
         own=optimizer_class.__module__.startswith("torch.optim"),
         accepts="fused" in inspect.signature(optimizer_class.__init__).parameters,
         fused=all(group.get("fused") for group in groups),
         foreach=all(group.get("foreach", False) is not False for group in groups),
-        tensors=sum(len(group["params"]) for group in groups),
+        tensors=len(updated or tensors),
         place=steps.made_at.get(id(optimizer), ""),
     )
 

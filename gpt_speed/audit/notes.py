@@ -76,8 +76,8 @@ def note_of_values_read(step: Step) -> str:
     if not reads:
         return ""
     return (
-        f"{counted(len(reads), 'value')} read back from tensors in a step, {places_of(reads)}:"
-        " on a GPU the program waits for each"
+        f"{counted(len(reads), 'value')} read back from tensors in a step, as .item() does,"
+        f" {places_of(reads)}: on a GPU the program waits for each"
     )
 
 
@@ -132,8 +132,9 @@ def note_of_recompilations(timed: dict) -> str:
     """Tells how often torch.compile compiled again during the timed steps."""
     if not timed["new_graphs"]:
         return ""
-    times = f"compiled {timed['new_graphs']} times after the warm-up"
-    return f"{', '.join([times, *timed['recompiled_at'][:5]])}: a shape or a value changes"
+    times = f"torch.compile compiled again {timed['new_graphs']} times after the warm-up"
+    places = timed["recompiled_at"][:5]
+    return f"{', '.join([times, *places])}: a shape or a value changes from step to step"
 
 
 def note_of_waiting(timed: dict) -> str:
@@ -141,7 +142,10 @@ def note_of_waiting(timed: dict) -> str:
     waited = timed["waited"] / sum(timed["seconds"])
     if waited < 0.05:
         return ""
-    return f"{waited:.0%} of the time waits for the DataLoader, num_workers={timed['workers']}"
+    return (
+        f"for {waited:.0%} of the time the script waits for its DataLoader, which has"
+        f" num_workers={timed['workers']}"
+    )
 
 
 def is_computed(op: Op) -> bool:

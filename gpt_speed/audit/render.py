@@ -3,7 +3,7 @@
 from collections import defaultdict
 from pathlib import Path
 
-from gpt_speed.audit.checks import CANT_TELL, LACKS
+from gpt_speed.audit.checks import CANT_TELL, LACKS, NO_GAIN
 from gpt_speed.common import counted, listed, memory_text, script_name
 from gpt_speed.gains import technique_names
 from gpt_speed.tables import Column, Table, markdown, num_col, text_col
@@ -12,6 +12,7 @@ COMPILE, LOSS = "08-torch-compile", "13-loss-in-graph"  # the techniques that co
 
 BUSY = 0.3  # cores that others may use
 COMPUTING = 0.85  # share of the time for which the script needs a core
+WORTHWHILE = 1.005  # times the speed, which is written as 1.01×
 
 
 def summary(timed: dict, machine: dict, figures: dict) -> list[str]:
@@ -20,18 +21,17 @@ def summary(timed: dict, machine: dict, figures: dict) -> list[str]:
     if figures["tokens"]:
         speed = f", {figures['tokens']:,} tokens a step, {figures['tok_per_sec']:,.0f} tok/sec"
     optimizers = ", ".join(optimizer["name"] for optimizer in timed["optimizers"][:3])
-    rate = f"{figures['rate'] / 1e12:,.3g} TFLOP/s"
-    of = f"MFU (of {rate})" if figures["mfu"] else f"of the {rate} that large matmuls reach here"
+    of = "of the GPU's peak (MFU)" if figures["mfu"] else "of the speed of large matmuls here"
     return [
         *busy_line(timed.get("others"), timed.get("computing")),
         f"{machine['name']}, PyTorch {machine['torch']}: {figures['seconds']:.3g} s a step"
         f" ({figures['fastest']:.3g}–{figures['slowest']:.3g},"
         f" {counted(figures['steps'], 'step')}){speed}",
-        f"{figures['flops'] / 1e9:,.4g} GFLOP a step in {figures['type']}:"
-        f" {figures['share_of_rate']:.0%} {of};"
-        f" memory {memory_text(figures['memory'], figures['memory_total'])};"
-        f" {optimizers or 'no optimizer'}",
-        "of the watched step's operators: "
+        f"Work: {figures['flops'] / 1e9:,.4g} GFLOP a step, most in {figures['type']}, at"
+        f" {figures['share_of_rate']:.0%} {of}, {figures['rate'] / 1e12:,.3g} TFLOP/s",
+        f"Memory in use: {memory_text(figures['memory'], figures['memory_total'])}. Optimizer:"
+        f" {optimizers or 'none of torch.optim'}",
+        "Where a step's time goes: "
         + ", ".join(f"{kind} {share:.0%}" for kind, share in figures["shares"].items()),
     ]
 
@@ -72,21 +72,14 @@ def title_of(command: list[str]) -> str:
 
 def screen(audit: dict) -> str:
     """Writes an audit in Markdown, as one screen."""
-    rows = [row for row in with_one_compile_row(audit["techniques"]) if is_open(row)]
-    source = (
-        f"Expected gains follow from those on our model, {audit['gains_from']}. "
-        if audit["gains_from"]
-        else ""
-    )
-    parts = [
-        bullets(audit["head"]),
-        techniques_table(rows) if rows else "It lacks nothing.\n",
-        f"{source}Technique 3 line by line, in a clone of gpt-speed:"
-        " `python patches/stack.py show 3`\n",
-        *lists_by_state([row for row in audit["techniques"] if not is_open(row)]),
-    ]
+    open_rows = sorted(filter(is_open, with_one_compile_row(audit["techniques"])), key=order)
+    parts = [bullets(audit["head"])]
+    if open_rows:
+        parts += [techniques_table(open_rows), bullets(legend(audit["gains_from"]))]
+    parts.append(next_step(open_rows))
+    parts += lists_by_state([row for row in audit["techniques"] if not is_open(row)])
     if audit["notes"]:
-        parts.append(f"Beside the techniques:\n\n{bullets(audit['notes'])}")
+        parts.append(f"Also seen in the step:\n\n{bullets(audit['notes'])}")
     if audit["speeds_text"]:
         parts.append(audit["speeds_text"])
     return "\n".join(parts)
@@ -101,12 +94,49 @@ def is_open(row: dict) -> bool:
     return row["state"] in (LACKS, CANT_TELL)
 
 
-def techniques_table(rows: list[dict]) -> str:
-    """Writes a table of techniques: first what is missing, then what is uncertain, by expected
-    gain."""
+def order(row: dict) -> tuple[bool, float]:
+    """Sorts techniques: first what is missing, then what is uncertain, by the gain."""
+    return row["state"] == CANT_TELL, -gain_of(row)
 
-    def order(row: dict) -> tuple[bool, float]:
-        return row["state"] == CANT_TELL, -(row["expected"] or row["upper_bound"] or 1)
+
+def gain_of(row: dict) -> float:
+    """Returns the speedup to expect; where it isn't known, the most that there can be."""
+    return row["expected"] or row["upper_bound"] or 1
+
+
+def legend(gains_from: str) -> list[str]:
+    """Says what the table's figures are; `gains_from` is where our own gains were measured."""
+    lines = [
+        "**share of the step**: the part of its time that the technique changes. **upper bound**:"
+        " the speedup if that part took no time"
+    ]
+    if gains_from:
+        lines.append(
+            "**expected gain**: the speedup to expect, from what the technique saved in our own"
+            f" script ({gains_from}). Below 1.00× it costs time"
+        )
+    return lines
+
+
+def next_step(rows: list[dict]) -> str:
+    """Says what to try first, by the sorted rows of the table."""
+    if not rows:
+        return "Nothing is missing.\n"
+    first = rows[0]
+    if first["state"] == CANT_TELL:
+        return "Nothing is surely missing: try what is unknown.\n"
+    if gain_of(first) <= WORTHWHILE:
+        return "None of the missing techniques is likely to make this script faster here.\n"
+    number, *_ = str(first["number"]).split(", ")
+    return (
+        f"**Next**: try #{first['number']} {first['technique']}, then audit again. What it changes"
+        f" and what it costs: `python patches/stack.py show {number}` in a clone of gpt-speed, or"
+        f" docs/techniques.md there, section {number}\n"
+    )
+
+
+def techniques_table(rows: list[dict]) -> str:
+    """Writes a table of techniques."""
 
     def evidence(row: dict) -> str:
         return "; ".join(filter(None, (row["evidence"], row["needs"])))
@@ -124,14 +154,18 @@ def techniques_table(rows: list[dict]) -> str:
         Column("evidence", evidence, left=True),
         text_col("where", "where"),
     ]
-    return markdown(Table(columns, sorted(rows, key=order)))
+    return markdown(Table(columns, rows))
 
 
 def lists_by_state(rows: list[dict]) -> list[str]:
-    """Writes, for each state that techniques have, a line that names them."""
+    """Writes, for each state that techniques have, a line that names them; first and with the
+    reasons those that would gain nothing."""
     names = defaultdict(list)
-    for row in rows:
-        names[row["state"]].append(f"#{row['number']} {row['technique']}")
+    for row in sorted(rows, key=lambda row: row["state"] != NO_GAIN):
+        name = f"#{row['number']} {row['technique']}"
+        if row["state"] == NO_GAIN:
+            name += f" ({row['evidence']})"
+        names[row["state"]].append(name)
     return [f"**{state}**: {'; '.join(names)}\n" for state, names in names.items()]
 
 

@@ -14,6 +14,11 @@ CHILD = Path(__file__).with_name("child.py")
 OWN = str(CHILD.parent)  # the folder of what runs beside the script
 WATCHED = 3  # steps
 NO_STEP = 3  # the exit code where no step was seen that can be judged
+# What a user reads while nothing else is printed for a while.
+BEGINS = (
+    "{script} runs twice, until it has made some steps, which are timed, then recorded: mostly a"
+    " minute or two"
+)
 # What PyTorch's logs say since 2.5, by what a report calls it.
 LINES = dict(
     breaks_at=r"Graph break .*in user code at (\S+:\d+)",
@@ -25,6 +30,8 @@ def audit(command: list[str], minutes: float, python: str = sys.executable) -> t
     """Returns the reports of child.py on the timed and the watched run of a command: a script,
     or "-m" and a module, with arguments. Raises UserError, which says what to do."""
     children.keep_stdin()
+    if not int(os.environ.get("RANK") or 0):
+        print(BEGINS.format(script=script_name(command)), file=sys.stderr, flush=True)
     timed = run(command, dict(mode="time"), minutes, python)
     check_steps(timed, script_name(command))
     return timed, watch(command, timed, minutes, python)

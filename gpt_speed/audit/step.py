@@ -1,5 +1,6 @@
 """The watched step of a script: which of its operators train, and what each is for."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from functools import cached_property
@@ -126,14 +127,46 @@ class Step:
         return self.heads_of(self.lookups[0].inputs[0]) if self.lookups else []
 
     def heads_of(self, table: Tensor) -> list[Op]:
-        """Returns the matmuls with a table, or else with the last weight of its shape."""
-        alike = [
-            (op, weight.storage)
+        """Returns the matmuls with a table, and with weights of its shape whose logits no other
+        matmul reads; if there are none, those with the last weight of its shape."""
+        alike = {
+            op: weight.storage
             for op, weight in self.weights.items()
             if sorted(weight.whole_shape) == sorted(table.shape)
+        }
+        of_heads = {
+            storage
+            for op, storage in alike.items()
+            if storage == table.storage or self.makes_last(op, table.shape[0])
+        }
+        if not of_heads:
+            of_heads = {*[*alike.values()][-1:]}
+        return [op for op, storage in alike.items() if storage in of_heads]
+
+    def makes_last(self, matmul: Op, width: int) -> bool:
+        """Tells whether a matmul makes numbers of this width, which no other one reads."""
+        return width in matmul.outputs[0].shape and matmul not in self.before_matmuls
+
+    @cached_property
+    def before_matmuls(self) -> set[Op]:
+        """The operators that the input of a matmul depends on."""
+        return {*walk(tensor for op in self.matmuls for tensor in op.inputs)}
+
+    @cached_property
+    def loss_path(self) -> set[Op]:
+        """The operators that lead to the losses, which backward passes begin from."""
+        begins = (op for op in self.ops if op.name == "backward")
+        return {*walk(tensor for op in begins for tensor in op.inputs)}
+
+    def widens(self, matmul: Op) -> bool:
+        """Tells whether a matmul makes more numbers than it reads, as that of a head does."""
+        weight = self.weights.get(matmul)
+        read = [
+            math.prod(tensor.shape)
+            for tensor in matmul.inputs
+            if weight is None or tensor.root().storage != weight.storage
         ]
-        tied = [op for op, weight in alike if weight == table.storage]
-        return tied or [op for op, weight in alike if weight == alike[-1][1]]
+        return math.prod(matmul.outputs[0].shape) > max(read, default=0)
 
     @cached_property
     def losses(self) -> list[Op]:
