@@ -14,7 +14,6 @@ from bench.measure.plan import Setup
 from bench.predict.batches import BATCH_OF, batches_that_fit
 from gpt_speed.common import UserError
 
-
 REPEATS_MASKS = 2, 13  # the first such release of PyTorch, with dropout on a GPU: docs/upstream.md
 
 
