@@ -1543,6 +1543,13 @@ def test_make_bench_starts_what_fits_answers(tmp_path, fails, code, started):
     assert ("plot_results.py" in text) is (code == 0)
 
 
+@pytest.mark.parametrize(("torch", "warns"), [("2.11.0+cu130", False), ("2.13.0", True)])
+def test_doctor_warns_of_compiled_dropout(gpu, torch, warns):
+    gpu.setup.machine = gpu.setup.machine | dict(torch=torch)
+    gpu.children.answers["compile_error"] = None
+    assert ("\ndropout  " in Doctor().answer(gpu.setup)) is warns
+
+
 @pytest.mark.parametrize(
     "machine",
     [dict(capability="7.5", name="Tesla T4") | FLOAT32, dict(name="NVIDIA GeForce RTX 3090")],
