@@ -434,10 +434,18 @@ def variant_run(choice: Choice, reference: Run, machine: Machine) -> Run:
     )
 
 
+def is_zero(text: str) -> bool:
+    """Returns whether an option's value is the number 0, however it is spelled."""
+    try:
+        return float(text) == 0
+    except ValueError:  # no number, or no such option
+        return False
+
+
 def at_dropout_of(options: list[str], base: Run) -> Run:
     """Returns `base`, without dropout if the options of a variant switch it off: that alone would
     make the variant faster."""
-    if not re.fullmatch(r"0(\.0*)?", option_value("--dropout", options)):
+    if not is_zero(option_value("--dropout", options)):
         return base
     return base.replace(
         name=f"{base.name}-dropout-0",

@@ -4,10 +4,8 @@ import os
 import sys
 from collections.abc import Callable
 
-from gpt_speed.common import UserError
+from gpt_speed.common import UserError, drop_output
 from patches.stack import StackError
-
-NO_READER = 128 + 13  # as a shell names the end by SIGPIPE, 13, of a program that it has started
 
 
 def exit_code_of(program: Callable[[], int]) -> int:
@@ -22,14 +20,7 @@ def exit_code_of(program: Callable[[], int]) -> int:
         finally:
             sys.stdout.flush()  # here, where a pipe without a reader is expected
     except BrokenPipeError:
-        drop_output()
-        return NO_READER
+        return drop_output()
     except (UserError, StackError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "code", 1)
-
-
-def drop_output() -> None:
-    """Sends the rest of stdout nowhere: what Python still holds of it, it writes when it ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())

@@ -12,7 +12,7 @@ from gpt_speed import children
 from gpt_speed.audit import render
 from gpt_speed.audit.audit import audit_of
 from gpt_speed.cards import CARDS, named
-from gpt_speed.common import UserError
+from gpt_speed.common import UserError, drop_output
 from gpt_speed.gains import Session, reference_sessions
 from gpt_speed.gradients import render as gradients_render
 from gpt_speed.gradients.run import gradients
@@ -266,7 +266,11 @@ def main(words: list[str] | None = None) -> int:
     args = parse(words)
     children.on_signals(children.interrupt)
     try:
-        return args.run(args)
+        code = args.run(args)
+        sys.stdout.flush()  # here, where a pipe without a reader is expected
+        return code
+    except BrokenPipeError:
+        return drop_output()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.code

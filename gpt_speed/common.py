@@ -1,6 +1,10 @@
 """The error that a user can fix, and words that several texts use."""
 
+import os
+import sys
 from collections.abc import Iterable
+
+NO_READER = 128 + 13  # as a shell names the end by SIGPIPE, 13, of a program that it has started
 
 
 class UserError(Exception):
@@ -38,3 +42,11 @@ def memory_text(used: float | None, total: float | None) -> str:
     """Writes numbers of bytes as "1.0 of 80.0 GB", with "?" where the system hides one."""
     sizes = ["?" if size is None else f"{size / 2**30:.1f}" for size in (used, total)]
     return " of ".join(sizes) + " GB"
+
+
+def drop_output() -> int:
+    """Sends the rest of stdout, which nobody reads any more, nowhere: what Python still holds of
+    it, it writes when it ends. Returns the exit code for that."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    return NO_READER

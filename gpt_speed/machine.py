@@ -87,11 +87,13 @@ def matmul_peak(dtype: str) -> dict[str, float]:
     it; in float16 where a GPU has units for that and none for bfloat16."""
     import torch
 
-    gpu = torch.cuda.is_available()
+    capability = 0, 0
+    if torch.cuda.is_available() and not torch.version.hip:
+        capability = torch.cuda.get_device_capability()
     has = dict(
         float32=True,
-        TF32=gpu and torch.cuda.is_tf32_supported(),
-        float16=gpu and (7, 0) <= torch.cuda.get_device_capability() < (8, 0),
+        TF32=capability >= (8, 0),
+        float16=(7, 0) <= capability < (8, 0),
         bfloat16=dtype == "bfloat16",
     )
     return {name: product_rate(name) for name in has if has[name]}

@@ -172,5 +172,7 @@ def gains_in(rows: Rows) -> dict[str, float]:
     if not rows[0].speeds:
         return {}
     return {
-        str(row.run.script): row.factor for row in rows if row.factor and len(row.techniques) < 2
+        str(row.run.script): row.factor
+        for row in rows
+        if row.factor and row.run.number and len(row.techniques) < 2
     }

@@ -309,14 +309,14 @@ class Runner:
             answer = f"{self.study.summary(result.record, plan)}, {result.seconds:.0f} s"
         line = f"round {job.round}: {job.run.name}, seed {job.seed}: {answer}"
         out_of_memory = result.outcome.status is Status.OUT_OF_MEMORY
-        if out_of_memory and self.setup.device == "cuda" and not plan.growth:
-            return f"{self.smaller_batch(job.run.name)}\n{line}"
+        batch = self.configs[job.run.name]["batch_size"]
+        if out_of_memory and batch > 1 and self.setup.device == "cuda" and not plan.growth:
+            return f"{self.smaller_batch(job.run.name, batch)}\n{line}"
         return line
 
-    def smaller_batch(self, name: str) -> str:
+    def smaller_batch(self, name: str, batch: int) -> str:
         """Returns the command that measures all runs at half the batch size of one."""
-        batch = self.configs[name]["batch_size"]
-        options = shlex.join([*self.setup.options, "--batch-size", str(max(1, batch // 2))])
+        options = shlex.join([*self.setup.options, "--batch-size", str(batch // 2)])
         return (
             f"{name} doesn't fit at batch {batch}; all runs at half of it:"
             f" python measure.py {self.study.name} -- {options}"

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.common import DAMAGE, REFERENCE, read_kept, write_whole
+from bench.common import DAMAGE, REFERENCE, read_kept, relative, write_whole
 from bench.predict.code_hash import code_of
 from bench.predict.prediction import BATCHES, TRACED, Prediction
 from bench.predict.program import Program, Untraceable, traced, traced_needs
@@ -140,6 +140,17 @@ def save_refusal(results: Path, program: Program, why: str) -> None:
         entries[program.key] = entries.get(program.key, {}) | dict(untraceable=refusal)
 
 
+def entries_in(path: Path) -> dict[str, dict]:
+    """Returns what a file stores, before it is written again. Raises UserError where it can't be
+    read, so that nothing is lost."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+    except DAMAGE as error:
+        raise UserError(f"{relative(path)} is damaged: mend or delete it ({error})")
+
+
 @contextmanager
 def changed_entries(results: Path) -> Iterator[dict[str, dict]]:
     """Gives what a folder stores, by key, and writes it at the end, a line for each; waits while
@@ -147,7 +158,7 @@ def changed_entries(results: Path) -> Iterator[dict[str, dict]]:
     from filelock import FileLock  # PyTorch brings it along, and who only reads needs neither
 
     with FileLock(results / ".predict.lock"):
-        entries = read_kept(results / NAME)
+        entries = entries_in(results / NAME)
         yield entries
         lines = (
             f"{json.dumps(key)}: {json.dumps(entry, separators=(',', ':'))}"

@@ -174,8 +174,11 @@ def speedup_with_interval(row: Row, goal: Goal) -> str:
     form = ".1f"
     if speedup.factor < 1:
         form = ".2f"
-    factor = bold(f"{speedup.factor:{form}}×", speedup.significance)
-    return f"{factor} ({spread(speedup.interval, form)})"
+    factor = bold(f"{speedup.sign}{speedup.factor:{form}}×", speedup.significance)
+    interval = spread(speedup.interval, form)
+    if not interval:  # of a bound
+        return factor
+    return f"{factor} ({interval})"
 
 
 def loss_over_seconds(palette: Palette = LIGHT):

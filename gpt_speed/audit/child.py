@@ -317,12 +317,13 @@ def memory_budget() -> float:
 def gpu_facts() -> dict:
     """Returns how the script uses the GPU's memory."""
     segments = torch.cuda.memory_snapshot()
+    gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
     return dict(
         device="cuda",
         memory=torch.cuda.max_memory_reserved(),
         memory_total=torch.cuda.mem_get_info()[1],
         kept=any(segment.get("is_expandable") for segment in segments),
-        shares_memory=bool(torch.cuda.get_device_properties().is_integrated),
+        shares_memory=bool(getattr(gpu, "is_integrated", False)),
     )
 
 
