@@ -345,6 +345,6 @@ def peak_of_before(setup: Setup) -> dict[str, float]:
     """Returns this machine's matmul throughput, if an earlier measurement has it; else {}."""
     for path in sorted(setup.results.glob("*.jsonl")):
         for measurement in reversed(read_journal(path)):
-            if same_machine(measurement.machine, setup.machine):
+            if measurement.matmul_peak and same_machine(measurement.machine, setup.machine):
                 return measurement.matmul_peak
     return {}

@@ -179,7 +179,7 @@ def header_of(run: Run) -> dict[str, str]:
 
 def chosen(names: str, runs: list[Run]) -> list[Run]:
     """Returns the runs of the scripts in "A,B". Raises UserError for another name."""
-    wanted = names.split(",")
+    wanted = [name.strip() for name in names.split(",")]
     scripts = list(dict.fromkeys(str(run.script) for run in runs))
     unknown = set(wanted) - set(scripts)
     if unknown:

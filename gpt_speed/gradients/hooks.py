@@ -148,4 +148,4 @@ def note_budget(facts: Facts) -> None:
     """Notes the least share of activations that the compiler might keep."""
     functorch = sys.modules.get("torch._functorch.config")
     if functorch:
-        facts.budget = min(facts.budget, functorch.activation_memory_budget)
+        facts.budget = min(facts.budget, getattr(functorch, "activation_memory_budget", 1.0))
