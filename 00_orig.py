@@ -77,7 +77,9 @@ class Config:
     results_dir: str = str(HERE / "results")
     name: str = Path(__file__).stem
 
-    tokens_per_step = property(lambda self: self.batch_size * self.context_length)
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.context_length
 
 
 # ---- Data --------------------------------------------------------------------------------------
@@ -190,7 +192,7 @@ class MultiHeadAttention(nn.Module):
         q_BHTD, k_BHTD, v_BHTD = (t.view(B, T, self.heads, self.head_dim).transpose(1, 2)
                                   for t in (q_BTC, k_BTC, v_BTC))
         scores_BHTT = q_BHTD @ k_BHTD.transpose(2, 3) / self.head_dim**0.5
-        future_TT = self.mask_TT.bool()[:T, :T]  # in every call, until technique 1
+        future_TT = self.mask_TT.bool()[:T, :T]  # as in the original: a new tensor in each call
         scores_BHTT = scores_BHTT.masked_fill(future_TT, -torch.inf)
         weights_BHTT = self.dropout(torch.softmax(scores_BHTT, dim=-1))
         y_BHTD = weights_BHTT @ v_BHTD
@@ -373,12 +375,20 @@ def seconds_between(times: list) -> list[float]:
 # ---- Process -----------------------------------------------------------------------------------
 
 def set_up_process() -> None:
-    """Sets what holds for the whole process, before PyTorch first reads it."""
+    """Lets any text be printed, and a signal end the run with its record complete."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
     sys.stdout.reconfigure(errors="replace")  # a sample may hold what a terminal can't show
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
-    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # PyTorch needs it
+
+
+def set_up_pytorch() -> None:
+    """Makes the folder for compiled code, if the user names one: PyTorch's optimizers need it."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    try:
+        os.makedirs(folder or ".", exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{first_line(error)} (see TORCHINDUCTOR_CACHE_DIR)") from None
 
 
 # ---- Plumbing: hardware, memory, record, settings, errors --------------------------------------
@@ -458,7 +468,10 @@ class Run:
 def configure(argv: list[str] | None = None) -> Config:
     """Reads the settings. Exits with 2 for an invalid one; raises if the device doesn't work."""
     given = vars(make_parser().parse_args(argv))
-    device = choose_device(given.get("device"))
+    try:
+        device = choose_device(given.get("device"))
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a build without CUDA
+        raise UserError(f"{first_line(error)} (see docs/troubleshooting.md)") from None
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
     if "model" not in given and model == "cpu-demo":
         print("No NVIDIA GPU: training the small cpu-demo model (--model gpt2 for GPT-2 124M)")
@@ -553,30 +566,35 @@ def first_line(error: BaseException) -> str:
     return line
 
 
-def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
-    """Returns a status, a line and an exit code. Triton's "out of resource" is memory on the chip
-    itself; a smaller batch doesn't help."""
-    text = first_line(error)
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether memory ran out, for which not every library has a class. Triton's "out of
+    resource" is memory on the chip itself; for that a smaller batch doesn't help."""
     signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
              "bad_alloc", "allocate memory", "create a memory")
+    return "out of resource" not in str(error) and any(sign in repr(error) for sign in signs)
+
+
+def explain(error: BaseException) -> tuple[str, str, int]:
+    """Returns a status, a line for the user and an exit code."""
+    text = first_line(error)
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", f"interrupted by signal {text}", 128 + error.args[0]
-    if config is None and isinstance(error, OSError | RuntimeError | AssertionError):  # no bug
-        at = "TORCHINDUCTOR_CACHE_DIR" if isinstance(error, OSError) else "docs/troubleshooting.md"
-        return "failed", f"{text} (see {at})", 1
-    if any(sign in repr(error) for sign in signs) and "out of resource" not in text:
+    if isinstance(error, FloatingPointError):
+        return "diverged", text, 1
+    if is_out_of_memory(error):
         return "out_of_memory", f"out of memory: lower --batch-size or --context-length ({text})", 1
-    if not isinstance(error, UserError | OSError | FloatingPointError):
+    if not isinstance(error, UserError | OSError):
         sys.excepthook(type(error), error, error.__traceback__)  # a bug, with its traceback
         text = f"{type(error).__name__}: {text}"
-    return "diverged" if isinstance(error, FloatingPointError) else "failed", text, 1
+    return "failed", text, 1
 
 
 def main() -> int:
-    run, config = Run(), None
+    run = Run()
     status, message, code = "complete", None, 0
     try:
         set_up_process()
+        set_up_pytorch()
         config = configure()
         data = load_data(config)
         torch.manual_seed(config.seed)
@@ -584,7 +602,7 @@ def main() -> int:
         train(model, data, config, run)
     except (Exception, KeyboardInterrupt) as error:
         ignore_signals()
-        status, message, code = explain(error, config)
+        status, message, code = explain(error)
         print(f"error: {message}", file=sys.stderr)
     ignore_signals()
     if run.file is not None:  # else it failed before run.start()

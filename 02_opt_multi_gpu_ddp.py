@@ -91,7 +91,9 @@ class Config:
     results_dir: str = str(HERE / "results")
     name: str = Path(__file__).stem
 
-    tokens_per_step = property(lambda self: self.batch_size * self.context_length * self.world_size)
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.context_length * self.world_size
 
 
 # ---- Data --------------------------------------------------------------------------------------
@@ -298,19 +300,9 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     device = config.device
     # cuDNN's attention rounds the dropout rate to sixteenths, so it is used without dropout only.
     torch.backends.cuda.enable_cudnn_sdp(not config.dropout)
-    if config.dtype == "auto":
-        answer = [*best_dtype(device)]
-        dist.broadcast_object_list(answer)  # rank 0's, if they differ
-        config.dtype, config.dtype_reason = answer
-    print(f"Training in {config.dtype}: {config.dtype_reason}")
     # Technique 5: weights, gradients and AdamW's moments in bfloat16, half the bytes. There is no
     # float32 copy, so that an update below about 1/256 of a weight may round to nothing.
     model.to(device, getattr(torch, config.dtype))
-    config.compile = config.compile and can_compile(model, config)
-    (failures,) = sum_over_ranks([not config.compile])
-    if failures and config.compile:  # one rank would slow all others down
-        config.compile = False
-        print("Training without torch.compile, which doesn't work on another rank")
     # While loss.backward() computes gradients, DDP averages over the ranks those that are ready, a
     # bucket at a time. For that the compiler cuts its graph into as many parts (technique 8).
     ddp_model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -347,7 +339,7 @@ def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) ->
 def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
     """Trains `model` in place, and reports to `run`; raises if a loss diverges."""
     training_model = prepare_model(model, config)  # it shares its weights with `model`
-    run.start(model, data, config)  # records the settings, which prepare_model() has completed
+    run.start(model, data, config)
     optimizer = make_optimizer(model, config)
     loader = make_loader(data.train, config)
     total_steps = count_steps(config, len(loader))
@@ -458,14 +450,22 @@ def seconds_between(times: list) -> list[float]:
 # ---- Process -----------------------------------------------------------------------------------
 
 def set_up_process(rank: int = 0) -> None:
-    """Sets what holds for the whole process, before PyTorch first reads it."""
+    """Lets any text be printed, and a signal end the run with its record complete."""
     if rank != 0 or sys.stdout is None:  # one rank speaks for all
         sys.stdout = open(os.devnull, "w")
     sys.stdout.reconfigure(errors="replace")  # a sample may hold what a terminal can't show
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
+
+
+def set_up_pytorch() -> None:
+    """Sets what PyTorch reads once. Variables that the user has set stay."""
     keep_compiled_code()
-    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # PyTorch needs it
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    try:
+        os.makedirs(folder or ".", exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{first_line(error)} (see TORCHINDUCTOR_CACHE_DIR)") from None
     os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # technique 8: cruder exp
     # Technique 14: a later start finds ChunkedLoss compiled; the cache's key has its code.
     os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE_ALLOW_CUSTOM_AUTOGRAD", "1")
@@ -509,6 +509,20 @@ def has_own_memory() -> bool:
     return not shared.value
 
 
+def fit_to_hardware(config: Config) -> None:
+    """Settles what depends on the hardware: the weights' dtype, and whether it can compile."""
+    if config.dtype == "auto":
+        answer = [*best_dtype(config.device)]
+        dist.broadcast_object_list(answer)  # rank 0's, if they differ
+        config.dtype, config.dtype_reason = answer
+    print(f"Training in {config.dtype}: {config.dtype_reason}")
+    config.compile = config.compile and can_compile(config)
+    (failures,) = sum_over_ranks([not config.compile])
+    if failures and config.compile:  # one rank would slow all others down
+        config.compile = False
+        print("Training without torch.compile, which doesn't work on another rank")
+
+
 def best_dtype(device: torch.device) -> tuple[str, str]:
     """Returns bfloat16 if the hardware has units for it, else float32, and the reason."""
     if device.type == "cuda":
@@ -527,14 +541,15 @@ def best_dtype(device: torch.device) -> tuple[str, str]:
     return "float32", f"bfloat16 was not measured on {device.type}; to try it: --dtype bfloat16"
 
 
-def can_compile(model: nn.Module, config: Config) -> bool:
+def can_compile(config: Config) -> bool:
     """Tries whether torch.compile works here; if it doesn't, prints the reason in one line."""
-    x = torch.ones(8, device=config.device, dtype=next(model.parameters()).dtype)
+    x = torch.ones(8, device=config.device, dtype=getattr(torch, config.dtype))
     try:
         torch._dynamo.config.suppress_errors = False  # else a failure would run uncompiled
         with warnings.catch_warnings():  # a GPU without bfloat16 is a failure, too
             warnings.filterwarnings("error", ".*does not support bfloat16")
-            if torch.compile(lambda x: x + torch.compiler.is_compiling())(x)[0] == 2:  # 1 + True
+            compiled = torch.compile(lambda x: x + torch.compiler.is_compiling())
+            if compiled(x)[0] == 2:  # 1 + True
                 return True
         reason = "it is switched off, maybe by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE"
     except Exception as error:
@@ -545,10 +560,9 @@ def can_compile(model: nn.Module, config: Config) -> bool:
 
 
 def hint_at_short_run(steps: int, device: torch.device) -> None:
-    """Suggests --no-compile, in a terminal only, for runs too short to repay compiling: below half
-    of the steps at which it broke even, with an empty cache, on two CPU cores and on an H100."""
-    pays_after = dict(cpu=140, cuda=680).get(device.type, 0)
-    if steps < pays_after / 2 and sys.stdout.isatty():
+    """Suggests --no-compile, in a terminal only, for runs too short to repay compiling: on two CPU
+    cores it broke even after 140 steps, with an empty cache; on a GPU nobody has measured it."""
+    if device.type == "cpu" and steps < 70 and sys.stdout.isatty():
         print(f"{steps} steps: the first time, compiling takes longer than it saves here;"
               " to train without it: --no-compile\n")
 
@@ -557,10 +571,12 @@ def attention_backend(model: nn.Module, config: Config) -> str | None:
     """Returns the attention kernel that PyTorch chooses; None if this version doesn't say. Prints
     a line if it is the slow one, on a GPU."""
     choose = getattr(torch, "_fused_sdp_choice", None)
+    if choose is None:
+        return None
     shape = (1, config.context_length, config.heads, config.width // config.heads)
     q_BHTD = next(model.parameters()).new_empty(shape).transpose(1, 2).requires_grad_()
-    how = dict(dropout_p=config.dropout, is_causal=True)
-    kernel = choose and nn.attention.SDPBackend(choose(q_BHTD, q_BHTD, q_BHTD, **how)).name.lower()
+    number = choose(q_BHTD, q_BHTD, q_BHTD, dropout_p=config.dropout, is_causal=True)
+    kernel = nn.attention.SDPBackend(number).name.lower()
     if kernel == "math" and config.device.type == "cuda":
         print("Attention runs in the slow kernel math (see docs/troubleshooting.md); on an AMD GPU"
               " try TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1")
@@ -652,7 +668,10 @@ def configure(argv: list[str] | None = None) -> Config:
     given = vars(parser.parse_args(argv))
     for number in ("rank", "world_size", "local_rank", "local_world_size"):  # torchrun's
         given[number] = int(os.environ.get(number.upper()) or getattr(Config, number))
-    device = choose_device(given.get("device"), given["local_rank"], parser)
+    try:
+        device = choose_device(given.get("device"), given["local_rank"], parser)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a build without CUDA
+        raise UserError(f"{first_line(error)} (see docs/troubleshooting.md)") from None
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
     if "model" not in given and model == "cpu-demo":
         print("No NVIDIA GPU: training the small cpu-demo model (--model gpt2 for GPT-2 124M)")
@@ -724,9 +743,10 @@ def choose_device(kind: str | None, local_rank: int, parser: argparse.ArgumentPa
     if kind == "cuda":
         torch.cuda.init()  # else device_count() may count a GPU cut by MIG as one
         gpus = torch.cuda.device_count()
-    launched = all(map(os.environ.get, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")))
     # Slurm may show each rank its own GPU alone (srun --gpus-per-task=1); torchrun shows all.
-    gpu = 0 if gpus == 1 and "TORCHELASTIC_RUN_ID" not in os.environ else local_rank
+    sees_its_own = gpus == 1 and "TORCHELASTIC_RUN_ID" not in os.environ
+    gpu = 0 if sees_its_own else local_rank
+    launched = all(map(os.environ.get, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")))
     if not launched or 0 < gpus <= gpu:
         parser.error(f"a process per GPU: torchrun --nproc_per_node={gpus or 2} {parser.prog}")
     device = torch.device(f"cuda:{gpu}" if kind == "cuda" else "cpu")
@@ -808,41 +828,47 @@ def first_line(error: BaseException) -> str:
     return line
 
 
-def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
-    """Returns a status, a line and an exit code. Triton's "out of resource" is memory on the chip
-    itself; a smaller batch doesn't help."""
-    text = first_line(error)
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether memory ran out, for which not every library has a class. Triton's "out of
+    resource" is memory on the chip itself; for that a smaller batch doesn't help."""
     signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
              "bad_alloc", "allocate memory", "create a memory")
+    return "out of resource" not in str(error) and any(sign in repr(error) for sign in signs)
+
+
+def explain(error: BaseException) -> tuple[str, str, int]:
+    """Returns a status, a line for the user and an exit code."""
+    text = first_line(error)
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", f"interrupted by signal {text}", 128 + error.args[0]
-    if config is None and isinstance(error, OSError | RuntimeError | AssertionError):  # no bug
-        at = "TORCHINDUCTOR_CACHE_DIR" if isinstance(error, OSError) else "docs/troubleshooting.md"
-        return "failed", f"{text} (see {at})", 1
-    if any(sign in repr(error) for sign in signs) and "out of resource" not in text:
+    if isinstance(error, FloatingPointError):
+        return "diverged", text, 1
+    if is_out_of_memory(error):
         return "out_of_memory", f"out of memory: lower --batch-size or --context-length ({text})", 1
-    if not isinstance(error, UserError | OSError | FloatingPointError):
+    if not isinstance(error, UserError | OSError):
         sys.excepthook(type(error), error, error.__traceback__)  # a bug, with its traceback
         text = f"{type(error).__name__}: {text}"
-    return "diverged" if isinstance(error, FloatingPointError) else "failed", text, 1
+    return "failed", text, 1
 
 
 def main() -> int:
     rank = int(os.environ.get("RANK") or 0)  # torchrun's number of this process
-    run, config = Run(), None
+    run = Run()
     status, message, code = "complete", None, 0
     try:
         set_up_process(rank)
+        set_up_pytorch()
         config = configure()
         join_ranks(config)
         data = load_data(config)
+        fit_to_hardware(config)
         torch.manual_seed(config.seed + rank)  # for dropout; DDP starts all from rank 0's weights
         model = GPTModel(config)  # on the CPU, so that weights don't depend on the device
         train(model, data, config, run)
         dist.destroy_process_group()  # not after an error, where it would wait for other ranks
     except (Exception, KeyboardInterrupt) as error:
         ignore_signals()
-        status, message, code = explain(error, config)
+        status, message, code = explain(error)
         if rank == 0 or status not in ("interrupted", "diverged"):  # which end all ranks at once
             print(f"error: rank {rank}: {message}", file=sys.stderr)
     ignore_signals()

@@ -32,13 +32,21 @@ from bench.predict.reference import (  # noqa: E402
     scripts,
 )
 from bench.predict.store import Prediction  # noqa: E402
-from bench.report.pictures import MEMORY, OWN, picture_bytes, rows_of_panels  # noqa: E402
+from bench.report.pictures import (  # noqa: E402
+    DARK,
+    LIGHT,
+    Palette,
+    load_pyplot,
+    picture_bytes,
+    rows_of_panels,
+)
 from bench.report.prediction_tables import beside  # noqa: E402
 from gpt_speed.cards import CARDS  # noqa: E402
 from gpt_speed.speed import LEAST_BATCH, Work, is_compiled, is_inside, margin  # noqa: E402
 from gpt_speed.tables import Table, markdown, num_col, text_col  # noqa: E402
 
 TUNED_ON = "twenty cards", "gollem"
+PICTURES = {"predictions.png": LIGHT, "predictions-dark.png": DARK}
 NEAR = 0.2  # an error up to which a prediction counts as near
 SHARE = 0.95  # of the other programs' figures that lie in the range which they give a program
 TOKENS = 1024  # of a sequence, of the scripts that rules but the optimizer's are for
@@ -212,11 +220,8 @@ def accuracy_table(rows: list[dict]) -> Table:
         f"outside: batches below {LEAST_BATCH}, AMD": chosen(rows, group="outside"),
     }
     lines = [accuracy(label, group, rows) for label, group in groups.items()]
-    before = [
-        row | row["first"] | dict(error=row["first"]["predicted"] / row["tok_per_sec"] - 1)
-        for row in last
-    ]
-    lines.append(accuracy(f"the last {len(last)}, as first predicted", before, rows))
+    before = as_first_predicted(rows)
+    lines.append(accuracy(f"the last {len(before)}, as first predicted", before, rows))
     return Table(
         [
             text_col("figures of", "label"),
@@ -228,6 +233,15 @@ def accuracy_table(rows: list[dict]) -> Table:
         ],
         lines,
     )
+
+
+def as_first_predicted(rows: list[dict]) -> list[dict]:
+    """Returns the last batch of figures, as they were predicted before they changed the model."""
+    return [
+        row | row["first"] | dict(error=row["first"]["predicted"] / row["tok_per_sec"] - 1)
+        for row in rows
+        if "first" in row
+    ]
 
 
 def accuracy(label: str, group: list[dict], rows: list[dict]) -> dict:
@@ -289,17 +303,29 @@ def memory_table() -> Table:
     )
 
 
-def picture(rows: list[dict]):
-    """Draws predicted over measured tok/sec of all inside the model, and names each program's worst
-    check on a GPU where the error is above NEAR."""
-    rows = [row for row in rows if row["group"] != "outside"]
-    checks = chosen(rows, group="check")
-    near = sum(abs(row["error"]) <= NEAR for row in checks)
-    figure, [(_, axes)] = rows_of_panels(
-        [f"Speeds on which nothing was tuned: {near} of {len(checks)} are predicted within 20%"],
-        [6.5],
-        [1],
-    )
+def picture(rows: list[dict], palette: Palette = LIGHT):
+    """Draws predicted over measured tok/sec: the last batch as first predicted, and names each
+    program's worst on a GPU where the error is above NEAR; the others inside the model."""
+    last = as_first_predicted(rows)
+    others = [row for row in rows if "first" not in row and row["group"] != "outside"]
+    near = sum(abs(row["error"]) <= NEAR for row in last)
+    title = f"{near} of the last {len(last)} figures were within 20% when we first predicted them"
+    with load_pyplot().rc_context():
+        figure, [(_, axes)] = rows_of_panels([title], [6.5], [1], palette)
+        draw_scales(axes, palette)
+        for label, group, colour, size in (
+            ("the others, as predicted today", others, palette.memory, 3),
+            (f"the last {len(last)}, as first predicted", last, palette.gain, 6),
+        ):
+            points = [(row["tok_per_sec"], row["predicted"]) for row in group]
+            axes.plot(*zip(*points, strict=True), "o", color=colour, markersize=size, label=label)
+        name_misses(axes, last)
+        axes.legend(loc="lower right", frameon=False)
+    return figure
+
+
+def draw_scales(axes, palette: Palette) -> None:
+    """Draws the same logarithmic scale for both speeds, and where they are equal or near."""
     ends = np.array([6e3, 1.2e6])
     axes.set(
         xscale="log",
@@ -311,21 +337,16 @@ def picture(rows: list[dict]):
     )
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:,.0f}")
-    axes.fill_between(ends, (1 - NEAR) * ends, (1 + NEAR) * ends, color="0.9", label="±20%")
-    axes.plot(ends, ends, color="0.5", linewidth=1)
-    for label, is_check, colour, size in (
-        ("used to tune or change the model", False, MEMORY, 3),
-        ("check: nothing was tuned on it", True, OWN, 6),
-    ):
-        points = [
-            (row["tok_per_sec"], row["predicted"])
-            for row in rows
-            if (row["group"] == "check") is is_check
-        ]
-        axes.plot(*zip(*points, strict=True), "o", color=colour, markersize=size, label=label)
+    low, high = (1 - NEAR) * ends, (1 + NEAR) * ends
+    axes.fill_between(ends, low, high, color=palette.before, label="±20%")
+    axes.plot(ends, ends, color=palette.memory, linewidth=1)
+
+
+def name_misses(axes, rows: list[dict]) -> None:
+    """Writes the error of each program's worst prediction on a GPU where that is above NEAR."""
     worst = {
         (row["source"], row["card"]): row
-        for row in sorted(checks, key=lambda row: abs(row["error"]))
+        for row in sorted(rows, key=lambda row: abs(row["error"]))
         if abs(row["error"]) > NEAR
     }
     for (_, card), row in worst.items():
@@ -338,8 +359,6 @@ def picture(rows: list[dict]):
             ha=side,
             fontsize=10,
         )
-    axes.legend(loc="lower right", frameon=False)
-    return figure
 
 
 def main() -> None:
@@ -350,7 +369,8 @@ def main() -> None:
             f"{row['source']}, {row['card']}, batch {row['batch']}: {row['tok_per_sec']:,}"
             f" measured, {row['predicted']:,.0f} predicted ({row['error']:+.0%}, {row['group']})"
         )
-    write_whole(ROOT / "docs" / "predictions.png", picture_bytes(picture(rows)))
+    for name, palette in PICTURES.items():
+        write_whole(ROOT / "docs" / name, picture_bytes(picture(rows, palette)))
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ DEFINITION = re.compile(rb"^(?:(?:class|def) \w+|\w+ = {$)", re.MULTILINE)
 WORD = re.compile(rb"\w+|\s|[^\w\s]")
 OPTION = re.compile(rb'^    add\("(--[\w-]+)"', re.MULTILINE)  # of a script's command line
 SETTING = re.compile(rb'^    (?:\w+: |add\("--[\w-]+")', re.MULTILINE)  # in Config, an option
-JOINED = ("the imports", "class Config", "def make_parser", "def set_up_process")
+JOINED = ("the imports", "class Config", "def make_parser", "def set_up_pytorch")
 
 
 class Published(NamedTuple):

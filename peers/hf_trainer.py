@@ -398,7 +398,7 @@ def main() -> int:
                 data.tokenizer.tokenizer.save_pretrained(args.trainer.output_dir)
             print(f"Model: {args.trainer.output_dir}")
     except (Exception, KeyboardInterrupt) as error:
-        status, message, code = orig.explain(error, config)
+        status, message, code = orig.explain(error)
         print(f"error: {message}", file=sys.stderr)
     if run.file is not None:  # else it ended before its start
         run.end(status, message)

@@ -184,7 +184,6 @@ def test_out_of_memory(bench, stage, monkeypatch):
 @pytest.mark.parametrize("stage", STAGES)
 def test_what_counts_as_out_of_memory(stages, stage, capsys):
     script = stages[stage]
-    config = script.Config(batch_size=1)
     with pytest.raises(RuntimeError) as too_large:
         torch.empty(2**60, dtype=torch.uint8)
     for error in (
@@ -197,7 +196,7 @@ def test_what_counts_as_out_of_memory(stages, stage, capsys):
         MemoryError(),
         too_large.value,
     ):
-        status, text, code = script.explain(error, config)
+        status, text, code = script.explain(error)
         assert (status, code) == ("out_of_memory", 1), error
         hint = "out of memory: lower --batch-size or --context-length ("
         assert text.startswith(hint) and "\n" not in text
@@ -217,7 +216,7 @@ def test_what_counts_as_out_of_memory(stages, stage, capsys):
         try:
             raise error
         except Exception:
-            status, text, code = script.explain(error, config)
+            status, text, code = script.explain(error)
         assert (status, code) == ("failed", 1), error
         surprising = not isinstance(error, script.UserError | OSError)
         assert text.startswith(type(error).__name__) is surprising
@@ -234,7 +233,7 @@ def test_signals(stages, stage, number, code):
         for either in (signal.SIGINT, signal.SIGTERM):  # a second one can't cut the end short
             assert signal.getsignal(either) is signal.SIG_IGN
     text = f"interrupted by signal {int(number)}"
-    assert script.explain(caught.value, None) == ("interrupted", text, code)
+    assert script.explain(caught.value) == ("interrupted", text, code)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")

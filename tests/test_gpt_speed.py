@@ -373,6 +373,18 @@ def test_the_wheel(tmp_path):
     assert (tmp_path / "audit-audit_toys.md").exists()
 
 
+def test_one_version():
+    """Of the package, of the newest changes, and of what one cites."""
+    versions = {
+        re.search(pattern, (ROOT / name).read_text(), re.MULTILINE)[1]
+        for name, pattern in (
+            ("pyproject.toml", '^version = "([0-9.]+)"'),
+            ("CITATION.cff", "^version: ([0-9.]+)$"),
+        )
+    }
+    assert versions == {newest_in_changelog()}
+
+
 def newest_in_changelog() -> str:
     """Returns the version that the first section of CHANGELOG.md is of."""
     return re.search("^## ([0-9.]+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]

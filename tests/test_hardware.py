@@ -138,6 +138,7 @@ def test_line_and_record_of_each_kind(kind, stages, capsys):
     ):
         config, model = script.Config(device=kind.device, dtype=asked, compile=False), Model()
         with settings_restored():
+            script.fit_to_hardware(config)
             script.prepare_model(model, config)
         assert model.moved == (kind.device, getattr(torch, dtype))
         assert capsys.readouterr().out == f"Training in {dtype}: {reason}\n"
@@ -835,7 +836,7 @@ def test_expandable_segments(stages, gpus, monkeypatch, stage, driver, given, ke
     if given:
         monkeypatch.setenv(name, given)
     with gpus.mode, settings_restored():
-        script.set_up_process()
+        script.set_up_pytorch()
         assert os.environ.get(name) == kept
 
 

@@ -773,6 +773,14 @@ def test_checks_come_first(rows):
     assert [f"{first[key]:.0%}" for key in ("median", "near", "inside")] == ["17%", "62%", "79%"]
 
 
+def test_the_picture_shows_what_the_page_begins_with(rows):
+    """The last figures, as they were first predicted."""
+    near = [row for row in CHECK.as_first_predicted(rows) if abs(row["error"]) <= CHECK.NEAR]
+    (subfigure,) = CHECK.picture(rows).subfigs
+    assert subfigure.get_suptitle().startswith(f"{len(near)} of the last 24 figures")
+    assert f"{len(near)} of the last 24" in (ROOT / "docs" / "predictions.md").read_text()
+
+
 def test_the_range_by_all_other_programs():
     """It holds 95% of their checks, and none of the program's own."""
 

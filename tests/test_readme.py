@@ -224,10 +224,8 @@ def computed() -> dict[str, str]:
         "h100-at-batch-8": f"{speed(ladder(9)) / speed(ladder(0)):.1f}",
         "h100-after-8": f"{gain(14, 8):.1f}",
         "h100-11-to-15": between(own, ".0f"),
-        "h100-10-gb": f"{gb(ladder(10)):.0f}",
         "h100-gb": f"{script_gb('01'):.1f}",
         "over-nanogpt": f"{step_ratio('01', 'nanoGPT'):.2f}",
-        "step-gb": between(steps_of("01", "gb"), ".0f"),
         "nanogpt-gb": between(steps_of("nanoGPT", "gb"), ".0f"),
         "autocast": f"{autocast_factor():.2f}",
         "autocast-gb": f"{gb(autocast()):.0f}",
@@ -303,6 +301,6 @@ def test_what_each_technique_contributes():
 def test_the_picture_in_words():
     end, nanogpt = gain(14, 0), gain(14, 0) * step_ratio("nanoGPT", "01")
     assert f"ends at {end:.1f} times, nanoGPT at {nanogpt:.1f}" in README
-    assert f"from {gb(ladder(0)):.1f} to {gb(ladder(14)):.1f} GB" in README
+    assert f"from {gb(ladder(0)):.1f} to {script_gb('01'):.1f} GB" in README
     sources = re.findall(r'(?:src|srcset)="([^"]+)"', README)
     assert len(sources) == 2 and all((ROOT / source).is_file() for source in sources)

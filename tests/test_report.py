@@ -7,6 +7,7 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -230,7 +231,9 @@ def test_the_title_of_times_to_a_loss():
     """Where the best script isn't significantly faster it tells of 01."""
     (rows,) = newest_in(REFERENCE / "nvidia-h200", "time-to-loss")
     (target,) = rows.measured.plan.targets.values()
-    assert time_to_loss.title_of(rows, target).startswith("01: 0.54 times as fast as 00\n")
+    finding, _, shows = time_to_loss.title_of(rows, target).partition("\n")
+    assert finding == "01 takes 27.0 s to the loss, 00 takes 14.5 s"
+    assert "5.22" in shows
 
 
 @pytest.fixture
@@ -744,7 +747,7 @@ def test_a_changed_journal_changes_readme(reference, journal, run, changed):
 
 def test_a_figure_of_a_technique_is_found_by_its_name(reference):
     """Also where a technique was put in before it, so that it has another number."""
-    names = "h100-technique-8", "h100-after-8", "h100-10-gb", "h100-11-to-15"
+    names = "h100-technique-8", "h100-after-8", "h100-11-to-15"
     known = readme.Claims(reference)
     before = [readme.figure_text(name, known) for name in names]
     path = reference / "nvidia-h100" / "ladder.jsonl"
@@ -856,6 +859,18 @@ def test_the_xeons_typed_range_is_that_of_the_logs():
     assert f"gained {low}× to {high}× in {count} measurements" in unwrapped(methodology)
 
 
+def test_the_h100s_typed_range_is_that_of_the_logs():
+    """From the slowest session of single steps to the ladder that README cites."""
+    known = claims.Claims(REFERENCE)
+    sessions: dict[tuple, list[float]] = {}
+    for name in ("01", claims.WITH_FAST_MATH):
+        for session, speed in known.steps.speeds(name):
+            sessions.setdefault((name, session), []).append(speed)
+    slowest = min(map(median, sessions.values())) / known.baseline.tok_per_sec
+    says = f"the H100's range is {slowest:.1f}–{known.optimized.factor_baseline:.1f}"
+    assert says in unwrapped("docs/results.md")
+
+
 def test_totals_are_of_every_measurement_of_one_model(tmp_path):
     text = (REFERENCE / "amd-epyc-2-cores" / "stages.jsonl").read_text(encoding="utf-8")
     model = '"model": "cpu-demo"'
@@ -949,6 +964,15 @@ def test_markers_that_do_not_serve(tmp_path, text, error):
         update(text, tmp_path)
 
 
+def test_each_variant_measured_on_the_gpu_has_a_use():
+    """In a table of at most ten rows."""
+    names, uses, *_ = zip(
+        *rows_of_text(readme.block_text("variants-on-gpu", REFERENCE)), strict=True
+    )
+    assert {re.findall("`(.+)`", name)[0] for name in names} == variant_pages.USES.keys()
+    assert all(uses) and len(uses) <= 10
+
+
 def test_a_variant_without_a_purpose_is_named():
     *known, last = stack.load_variants()
     with pytest.raises(stack.StackError, match=f"PURPOSES .* differ in {last.name}$"):
@@ -957,17 +981,16 @@ def test_a_variant_without_a_purpose_is_named():
 
 def test_write_readme(tmp_path, monkeypatch):
     path = tmp_path / "README.md"
-    pictures = dict(PICTURES=tmp_path, CURVES=tmp_path / "curves.png")
-    for name, value in dict(PAGES=[path], SHOWN=tmp_path, **pictures).items():
+    for name, value in dict(PAGES=[path], SHOWN=tmp_path, PICTURES=tmp_path).items():
         monkeypatch.setattr(readme, name, value)
     path.write_text(marker("technique-index"))
     write_ladder(tmp_path, "00_orig")
     assert readme.write_readme(all_studies())
     assert not readme.write_readme(all_studies())
     assert len(rows_of_text(path.read_text(encoding="utf-8"))) == len(stack.load())
-    pictures = [tmp_path / name for name in (*waterfall.README_PICTURES, "curves.png")]
+    pictures = [tmp_path / name for name in (*waterfall.README_PICTURES, *to_loss.PICTURES)]
     assert all(picture.stat().st_size > 10_000 for picture in pictures)
-    assert len({picture.read_bytes() for picture in pictures}) == 3
+    assert len({picture.read_bytes() for picture in pictures}) == 4
 
 
 # ---- plot_results.py ---------------------------------------------------------------------------

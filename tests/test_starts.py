@@ -4,14 +4,16 @@ take a custom autograd.Function, must tell edits of it apart."""
 import json
 import os
 import platform
+import re
 import stat
+import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, STAGES, environment
+from conftest import ROOT, STAGES, TINY, environment, small, write_tokens
 
 SWITCH = "TORCHINDUCTOR_AUTOGRAD_CACHE_ALLOW_CUSTOM_AUTOGRAD"
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"
@@ -25,7 +27,7 @@ spec = importlib.util.spec_from_file_location("script", sys.argv[1])
 script = importlib.util.module_from_spec(spec)
 sys.modules["script"] = script
 spec.loader.exec_module(script)
-script.set_up_process()
+script.set_up_pytorch()
 assert "torch._functorch.config" not in sys.modules  # which reads the switch once
 from torch._dynamo.utils import counters
 
@@ -123,7 +125,7 @@ def test_the_switch_is_set_before_it_is_read(stage, given, expected):
     program = (
         f"import runpy, sys; script = runpy.run_path({str(ROOT / f'{stage}.py')!r})\n"
         "assert 'torch._functorch.config' not in sys.modules\n"
-        "script['set_up_process']()\n"
+        "script['set_up_pytorch']()\n"
         "import torch._functorch.config as config\n"
         "print(config.autograd_cache_allow_custom_autograd_functions)\n"
     )
@@ -196,8 +198,7 @@ def test_pytorchs_own_folder_stays_where_another_cant_be(script, monkeypatch, tm
         ("cpu", 69, True, 1),
         ("cpu", 70, True, 0),
         ("cpu", 69, False, 0),
-        ("cuda", 339, True, 1),
-        ("cuda", 340, True, 0),
+        ("cuda", 1, True, 0),
         ("mps", 1, True, 0),
     ],
 )
@@ -206,3 +207,58 @@ def test_short_runs_get_a_hint(stages, monkeypatch, capsys, device, steps, is_wa
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_watched)
     stages["01_opt_single_gpu"].hint_at_short_run(steps, torch.device(device))
     assert capsys.readouterr().out.count("--no-compile") == lines
+
+
+@pytest.mark.parametrize(
+    ("stage", "option"),
+    [
+        ("00_orig", []),
+        ("01_opt_single_gpu", ["--no-compile"]),
+        pytest.param("01_opt_single_gpu", ["--compile"], marks=pytest.mark.slow),
+    ],
+)
+def test_the_parts_of_a_start_add_up(tmp_path, stage, option):
+    script = tmp_path / f"{stage}.py"
+    script.write_text(small((ROOT / script.name).read_text()))
+    folders = ["--data", write_tokens(tmp_path / "tokens"), "--results-dir", tmp_path / "results"]
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs" / "starts.py", script, *TINY, *option, *folders],
+        capture_output=True,
+        text=True,
+        env=environment(**{FOLDER: str(tmp_path / "cache")}),
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if re.fullmatch(r".{28} *-?\d+\.\d\d", line)]
+    seconds = {line[:28].strip(): float(line[28:]) for line in lines}
+    total = seconds.pop("all")
+    assert sum(seconds.values()) == pytest.approx(total, abs=0.1)
+    assert min(seconds.values()) > -0.1 and seconds["first step"] > 0
+    compiled = {"Dynamo", "AOTAutograd, caches", "Inductor", "C++ or Triton"}
+    assert compiled & seconds.keys() == (compiled if stage != "00_orig" else set())
+    assert all((seconds[part] > 0.1) == (option == ["--compile"]) for part in compiled & {*seconds})
+
+
+def test_the_pages_table_is_the_median_of_its_records():
+    page = (ROOT / "docs" / "time-to-loss.md").read_text()
+    lines = page.split("**Where a start goes.**")[1].split("\n\n")[1].splitlines()
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    columns = {  # script, whether it is the earlier one, cache
+        "`00`": ("00_orig", False, "warm"),
+        "`01`, cold": ("01_opt_single_gpu", False, "cold"),
+        "`01`, warm": ("01_opt_single_gpu", False, "warm"),
+        "earlier `01`, warm": ("01_opt_single_gpu", True, "warm"),
+        "`compile-blocks`, cold": ("compile-blocks", False, "cold"),
+        "`compile-blocks`, warm": ("compile-blocks", False, "warm"),
+    }
+    assert head == ["seconds", *columns]
+    starts: dict = {column: [] for column in columns.values()}
+    for line in (ROOT / "docs" / "starts.jsonl").read_text().splitlines():
+        start = json.loads(line)
+        key = start["script"], start["commit"] == "6082aef7", start["cache"]
+        if start["options"].startswith("--model gpt2 ") and key in starts:
+            starts[key].append(start["seconds"])
+    assert {len(same) for same in starts.values()} == {5}
+    for part, *cells in rows:
+        for column, cell in zip(columns.values(), cells, strict=True):
+            seconds = [start.get(part) for start in starts[column]]
+            assert cell == ("" if None in seconds else f"{max(0, statistics.median(seconds)):.1f}")

@@ -200,7 +200,7 @@ def test_two_ranks_train_as_one(tmp_path, name, windows, options):
 def test_a_memory_budget_refuses_dropout(scripts, monkeypatch, dropout, budget, compiled, refused):
     """With it, what the compiler makes has wrong gradients."""
     script = scripts("memory-budget")
-    monkeypatch.setattr(script, "can_compile", lambda *_: False)
+    monkeypatch.setattr(torch, "compile", lambda model: model)
     model, config = model_of(script, dropout=dropout, memory_budget=budget, compile=compiled)
     if not refused:
         assert script.prepare_model(model, config) is model
@@ -528,8 +528,7 @@ def test_evaluation_runs_without_the_compiled_blocks(scripts, tokens, monkeypatc
     model, config = model_of(script, compile=True)
     compiled = mock.Mock(wraps=TRACED)
     monkeypatch.setattr(torch, "compile", compiled)
-    with mock.patch.object(script, "can_compile", return_value=True):
-        script.prepare_model(model, config)
+    script.prepare_model(model, config)
     graphs = torch._dynamo.utils.counters["stats"]
     before = graphs["unique_graphs"]
     script.evaluate(model, windows_of(script, tokens)[1], config)
@@ -702,6 +701,6 @@ def test_workers_that_lack_shared_memory(scripts, capsys):
         "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible"
         " that dataloader's workers are out of shared memory."
     )
-    status, says, code = script.explain(error, script.Config())
+    status, says, code = script.explain(error)
     assert (status, code) == ("failed", 1) and "--shm-size" in says
     assert capsys.readouterr().err == ""  # no traceback

@@ -215,9 +215,9 @@ class TrainingRun:
                     gradient = gradient / scale.cpu()
                 self.gradients[name] = gradient
 
-    def keep_error(self, error: BaseException, config):
+    def keep_error(self, error: BaseException):
         self.error = error
-        return self.own_explain(error, config)
+        return self.own_explain(error)
 
     # ---- At other weights
 

@@ -234,7 +234,6 @@ def configure(module, options: list[str], batch: int):
     """Returns a script's Config for what is traced: STEPS steps, and after the first and the last
     one an evaluation of one batch of each text; where the script may choose its type, in bfloat16.
     Raises ValueError for a step that is too large."""
-    module.set_up_process()
     config = module.configure(["--device", "cpu", *options, "--batch-size", str(batch)])
     tokens = tokens_of_step(config)
     if tokens > MOST_TOKENS:
@@ -262,18 +261,12 @@ def make_data(module, config):
     return module.Data(meta={}, train=windows, val=windows, tokenizer=None)
 
 
-def can_compile(*_) -> bool:
-    """Replaces the script's own function, which would try the compiler on this computer."""
-    return True
-
-
 def trace(module, options: list[str], batch: int) -> dict:
     """Traces training at a batch size, by a script's own train(). Returns the `events` of memory
     and the work of a `step` as Recorder has them, and the `tokens` of a step on one GPU. All layers
     are traced: the compiler takes one of four orders of a whole graph's kernels, by the memory that
     each would take. Raises ValueError for a step that is too large, NotImplementedError."""
     config = configure(module, options, batch)
-    module.can_compile = can_compile
     with torch.device("meta"):
         model = module.GPTModel(config)
     recorder = Recorder(config)

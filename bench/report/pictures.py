@@ -222,7 +222,7 @@ def draw_alternatives(rows: Rows):
     if not shown:
         return None
     figure, [(subfigure, speed, memory)] = rows_of_panels(
-        [f"{len(shown)} variants of {base.label}\n{place_of(rows.measured)}"],
+        [f"{count_of_different(shown, base)}\n{place_of(rows.measured)}"],
         [1.8 + 0.36 * len(shown)],
         [1, 1],
     )
@@ -230,6 +230,14 @@ def draw_alternatives(rows: Rows):
     draw_memory_factors(memory, shown)
     colour_legend(subfigure)
     return figure
+
+
+def count_of_different(rows: Sequence[Row], base: Row) -> str:
+    """Returns how many variants are significantly faster, and how many slower, in a line."""
+    faster, slower = (
+        sum(row.significance == word for row in rows) for word in ("faster", "slower")
+    )
+    return f"{len(rows)} variants of {base.label}: {faster} significantly faster, {slower} slower"
 
 
 def draw_speed_factors(axes, rows: list[Row]) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from bench.analysis.claims import Claims, Contribution
 from bench.analysis.folders import has_gpu, machines, newest_in
 from bench.analysis.gains import ladder_sessions
-from bench.analysis.rows import Row, known_values, ratio
+from bench.analysis.rows import Row, known_values
 from bench.analysis.totals import optimized_in, rounds_of_both
 from bench.analysis.tuning import DEFAULT_LOSS, EPOCH_LOSS
 from bench.catalogue import effect_on_loss
@@ -38,7 +38,7 @@ from bench.report.technique_pages import link_to, title_of
 from gpt_speed import gains
 from gpt_speed.cards import CARDS
 from gpt_speed.common import UserError
-from gpt_speed.tables import Column, Table, fmt, markdown, num_col, text_col
+from gpt_speed.tables import Column, Table, markdown, num_col, text_col
 from patches import stack
 
 EXPLORER = ROOT / "docs" / "explorer.html"
@@ -50,7 +50,6 @@ PAGES = [
     *sorted(REFERENCE.glob("*/gradients.md")),
 ]
 PICTURES = ROOT / "docs"
-CURVES = ROOT / "docs" / "loss-over-seconds.png"
 BLOCK = re.compile(
     r"(?P<opening>"
     r"<!-- (?P<name>[\w.-]+)(?:@(?P<machine>[^\s:]+))?: written by measure\.py readme -->\n"
@@ -102,11 +101,9 @@ FIGURES = {
         lambda claims: claims.speedup_over(claims.compiled_script).factor, ".1f"
     ),
     "h100-11-to-15": Figure(lambda claims: claims.percent_over_published, ".0f"),
-    "h100-10-gb": Figure(lambda claims: claims.published_script.reserved_gb, ".0f"),
     # Single steps and whole scripts of another day.
     "h100-gb": Figure(lambda claims: claims.steps.script_gb["01"], ".1f"),
     "over-nanogpt": Figure(lambda claims: claims.steps.over_nanogpt),
-    "step-gb": Figure(lambda claims: claims.steps.step_gb["01"], ".0f"),
     "nanogpt-gb": Figure(lambda claims: claims.steps.step_gb["nanoGPT"], ".0f"),
     # Its variants.
     "autocast": Figure(lambda claims: claims.autocast_variant.factor),
@@ -130,7 +127,7 @@ FIGURES = {
 
 
 def write_readme(studies: dict) -> bool:
-    """Writes the pages' tables, two pictures and the gains that audits tell again; returns
+    """Writes the pages' tables, pictures in docs/ and the gains that audits tell again; returns
     whether that changed a page. Raises what update does."""
     before = {page: page.read_bytes() for page in PAGES}
     after = {page: update(text.decode(), SHOWN, studies).encode() for page, text in before.items()}
@@ -140,7 +137,8 @@ def write_readme(studies: dict) -> bool:
     for name, palette in waterfall.README_PICTURES.items():
         figure = waterfall.readme_picture(Claims(REFERENCE), palette)
         write_whole(PICTURES / name, picture_bytes(figure))
-    write_whole(CURVES, picture_bytes(to_loss.loss_over_seconds()))
+    for name, palette in to_loss.PICTURES.items():
+        write_whole(PICTURES / name, picture_bytes(to_loss.loss_over_seconds(palette)))
     return after != before
 
 
@@ -281,11 +279,12 @@ def predicted_line(name: str) -> dict[str, str]:
     """Returns what is predicted for a card, at the batch sizes that `make bench` takes there.
     Raises UserError where that isn't stored, StackError."""
     first, last = benched(name)
+    factors = spread(quotients(last.speeds, first.speeds), ".1f")
     return dict(
         hardware=f"1 × {name}",
         baseline=in_thousands(first.speeds),
         optimized=in_thousands(last.speeds),
-        speedup=f"about {fmt(ratio(last.tok_per_sec, first.tok_per_sec), '.1f')}×",
+        speedup=f"{factors}×" if factors else "",
         source=f"[predicted](docs/gpus.md), batch {first.batch} → {last.batch}",
     )
 
@@ -294,6 +293,16 @@ def benched(name: str) -> tuple[OnCard, OnCard]:
     """Returns 00 and 01 as `make bench` trains them on a card."""
     first = OnCard("00", CARDS[name])
     return first, OnCard("01", CARDS[name], most=comparable_batch(first.batch))
+
+
+def quotients(
+    speeds: tuple[float, float] | None, others: tuple[float, float] | None
+) -> tuple[float, ...]:
+    """Returns the least and the most times that one predicted speed may be another; () where one
+    isn't predicted."""
+    if not speeds or not others:
+        return ()
+    return speeds[0] / others[1], speeds[1] / others[0]
 
 
 def bench_minutes(name: str) -> float | None:
@@ -351,7 +360,7 @@ def picture_lines() -> str:
     words = (
         "Training throughput on one H100 after each technique, relative to the baseline: it ends"
         f" at {last.factor_baseline:.1f} times, nanoGPT at {claims.nanogpt_speedup:.1f}."
-        f" Memory falls from {first.reserved_gb:.1f} to {last.reserved_gb:.1f} GB"
+        f" Memory falls from {first.reserved_gb:.1f} to {claims.steps.script_gb['01']:.1f} GB"
     )
     light, dark = (f"{PICTURES.name}/{name}" for name in waterfall.README_PICTURES)
     return (

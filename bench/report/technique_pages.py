@@ -55,7 +55,7 @@ def results() -> Table:
             num_col("optimized, tok/sec", "tok_per_sec", ",.0f"),
             num_col("speedup", "factor_baseline", ".1f", "×"),
             Column("95%", interval_over_baseline),
-            value_col("over all measurements", "measured.folder", factors_text),
+            value_col("range over sessions (number)", "measured.folder", factors_text),
         ],
         sorted(optimized_in(REFERENCE), key=has_gpu, reverse=True),
     )
@@ -75,9 +75,10 @@ def interval_over_baseline(row: Row) -> str:
 
 
 def factors_text(folder: Path) -> str:
-    """Returns the range of a machine's speedups, and of how many measurements; "" of one."""
+    """Returns the range of a machine's speedups, and of how many sessions; "" of one or two, which
+    don't tell how far others may be off."""
     totals = totals_in(folder)
-    if len(totals) <= 1:
+    if len(totals) <= 2:
         return ""
     return f"{spread(totals, '.2f')} ({len(totals)})"
 

@@ -10,7 +10,7 @@ from bench.analysis.folders import newest_in
 from bench.analysis.rows import Comparison, Goal, Row, subtract
 from bench.analysis.tuning import EPOCH_LOSS, is_tuned, setting_of
 from bench.common import REFERENCE, relative, short_name
-from bench.report.pictures import COLOURS, rows_of_panels
+from bench.report.pictures import COLOURS, DARK, LIGHT, Palette, load_pyplot, rows_of_panels
 from bench.report.tables import RUN, SPEED, bold, picture_name, spread
 from gpt_speed.common import UserError, listed
 from gpt_speed.tables import Column, Table, fmt, num_col, text_col
@@ -21,6 +21,7 @@ CURVES = {  # the scripts of the picture, as a search names them, and as its leg
     "01": "01, optimized",
     "optimizer-muon+compile-blocks": "Muon, regional compilation",
 }
+PICTURES = {"loss-over-seconds.png": LIGHT, "loss-over-seconds-dark.png": DARK}  # in docs/
 LAST_LOSS = 0.15  # below the target, where a curve ends
 WORDS = {  # for readers who don't know the patches and their options
     "optimizer-muon": "Muon",
@@ -170,7 +171,7 @@ def speedup(row: Row, target: float, with_first_step: bool) -> str:
     return f"{bold(f'{gain.factor:{form}}×', gain.significance)} ({spread(gain.interval, form)})"
 
 
-def loss_over_seconds():
+def loss_over_seconds(palette: Palette = LIGHT):
     """Draws the H200's runs to the loss of one epoch, a line for each seed: once without and once
     with the seconds of compiling. Raises UserError where a script of CURVES wasn't measured."""
     measured = [row for row in tuned_rows("epoch", MACHINE) if row.speeds]
@@ -181,19 +182,27 @@ def loss_over_seconds():
     optimized = rows["01"]
     target, machine = optimized.plan.targets[EPOCH_LOSS], optimized.measured.machine
     title = f"{finding(optimized, rows['00'], target)}\n{short_name(machine)}, a line for each seed"
-    figure, [(subfigure, training, compiling)] = rows_of_panels([title], [4.2], [1, 1])
-    for axes, with_first_step in ((training, False), (compiling, True)):
-        for (script, label), colour in zip(CURVES.items(), COLOURS.values(), strict=True):
-            draw_curves(axes, rows[script], label, colour, with_first_step)
-        axes.axhline(target, color="0.4", linewidth=1, linestyle="--")
-        axes.set_ylim(target - LAST_LOSS, 7.5)
-        axes.set_xlim(left=0)
-    training.set_ylabel("validation loss")
-    training.set_xlabel("seconds of training, compiling excluded")
-    compiling.set_xlabel("seconds, compiling with an empty cache included")
-    lines = training.get_legend_handles_labels()
-    subfigure.legend(*lines, loc="outside lower center", ncols=len(CURVES), frameon=False)
+    colours = [COLOURS["00"], palette.gain, COLOURS["02"]]
+    with load_pyplot().rc_context():
+        figure, [(subfigure, training, compiling)] = rows_of_panels([title], [4.2], [1, 1], palette)
+        for axes, with_first_step in ((training, False), (compiling, True)):
+            for (script, label), colour in zip(CURVES.items(), colours, strict=True):
+                draw_curves(axes, rows[script], label, colour, with_first_step)
+            mark_target(axes, target, palette)
+        training.set_ylabel("validation loss")
+        training.set_xlabel("seconds of training, compiling excluded")
+        compiling.set_xlabel("seconds, compiling with an empty cache included")
+        lines = training.get_legend_handles_labels()
+        subfigure.legend(*lines, loc="outside lower center", ncols=len(lines[0]), frameon=False)
     return figure
+
+
+def mark_target(axes, target: float, palette: Palette) -> None:
+    """Draws a line at the target, and ends the panel just below it."""
+    style = dict(color=palette.memory, linewidth=1, linestyle="--")
+    axes.axhline(target, label=f"target: {target:.2f}", **style)
+    axes.set_ylim(target - LAST_LOSS, 7.5)
+    axes.set_xlim(left=0)
 
 
 def finding(row: Row, over: Row, target: float) -> str:
@@ -202,8 +211,8 @@ def finding(row: Row, over: Row, target: float) -> str:
         Comparison(row, over, Goal(target, compiling)).factor for compiling in (False, True)
     )
     return (
-        f"{row.run.stage} is {without:.1f} times as fast to a loss of {target:.2f} as"
-        f" {over.run.stage}; compiling included, {included:.2f} times"
+        f"To a loss of {target:.2f}, {row.run.stage} is {without:.1f} times as fast as"
+        f" {over.run.stage} once compiled; compiling included, {included:.2f} times"
     )
 
 

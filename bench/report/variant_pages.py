@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from operator import itemgetter
 
 from bench.analysis.gains import Gain, best, gain_of, unclear_variants, variant_key, variant_rows
 from bench.analysis.rows import ratio
@@ -81,6 +80,20 @@ PURPOSES = {
 }
 
 
+# What those that were measured on the GPU are good for, by their labels, the most useful first.
+USES = {
+    "precision-autocast": "**long trainings**: no small update is lost",
+    "memory-checkpoint": "**a model or batch that doesn't fit**",
+    "optimizer-muon": "**fewer tokens to a loss**",
+    "compile-blocks": "**short runs**: it compiles sooner",
+    "precision-float8": "larger models, untested",
+    "head-cce, skipping small gradients": "large vocabularies, untested",
+    "head-liger": "nothing: technique 14 is faster",
+    "precision-float8 --float8 head": "nothing",
+    "precision-float8 --float8 all": "nothing",
+}
+
+
 @dataclass
 class Variant:
     """What a table tells of a variant, with the options that it was measured with."""
@@ -89,6 +102,11 @@ class Variant:
     label: str
     gains: list[Gain]
     is_unclear: bool = False  # it was measured, but what it gains is too uncertain to be printed
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is a variant without one of its parts, which only a machine's page shows."""
+        return " --no-" in self.label
 
     @property
     def changes_something(self) -> bool:
@@ -122,12 +140,12 @@ def is_one(factor: float | None) -> bool:
 
 
 def variant_cards() -> str:
-    """Returns for each purpose a table of what its variants gain, without those that are predicted
-    to change nothing, and a card for each."""
+    """Returns for each purpose a table of what its variants gain, without their parts and those
+    that are predicted to change nothing, and a card for each."""
     variants, texts = variants_by_script(), []
     for purpose, patches in by_purpose(stack.load_variants()).items():
         lines = [variant for patch in patches for variant in variants.get(patch.name, [])]
-        shown = [variant for variant in lines if variant.changes_something]
+        shown = [one for one in lines if one.changes_something and not one.is_part]
         table = markdown(variants_table(shown)).rstrip()
         texts += [f"## {purpose}", *filter(None, [WHERE.get(purpose)]), table]
         texts += map(variant_card, patches)
@@ -172,21 +190,21 @@ def speed_on_cpu(variant: Variant) -> str:
 
 
 def measured_on_gpu() -> Table:
-    """Returns what was measured of variants on the GPU, the fastest first."""
+    """Returns what was measured of variants on the GPU, the most useful first."""
     everything = [one for variants in variants_by_script().values() for one in variants]
     gains = [(variant.on_gpu, variant) for variant in everything]
-    measured = [
-        (gain.factor, variant) for gain, variant in gains if gain and gain.source == "measured"
-    ]
-    measured.sort(key=itemgetter(0), reverse=True)
+    measured = [variant for gain, variant in gains if gain and gain.source == "measured"]
+    order = [*USES, *(variant.label for variant in measured)]
+    measured.sort(key=lambda variant: order.index(variant.label))
     return Table(
         [
             text_col("variant", "link"),
+            Column("use it for", lambda variant: USES.get(variant.label, ""), True),
             value_col("× speed", "on_gpu", speed_text),
             value_col("95%", "on_gpu", interval_cell),
             value_col("× memory", "on_gpu", memory_text),
         ],
-        [variant for _, variant in measured],
+        measured,
     )
 
 

@@ -155,7 +155,7 @@ class Peers(Study):
         return [machine_note(rows), how, *limits, DIFFERENCES, *provenance_notes(rows)]
 
     def picture(self, rows):
-        title = f"{self.title}\n{place_of(rows.measured)}"
+        title = f"{finding(rows) or self.title}\n{place_of(rows.measured)}"
         rows = [row for row in rows if row.speeds]
         if not any(row.reference for row in rows):
             return None
@@ -180,6 +180,14 @@ class Peers(Study):
 
 
 # ---- Runs --------------------------------------------------------------------------------------
+
+
+def finding(rows: Rows) -> str:
+    """Returns how many times as fast as its reference 01 is, where that is significant; else ""."""
+    own = next((row for row in rows if row.run.stage == "01"), None)
+    if not own or not own.reference or not own.speedup().is_significant:
+        return ""
+    return f"{own.label} is {own.factor:.2f} times as fast as {own.reference.label}"
 
 
 def check_options(setup: Setup) -> None:

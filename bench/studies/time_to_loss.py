@@ -226,23 +226,23 @@ def draw_times(axes, rows: list[Row], target: float) -> None:
 
 
 def title_of(rows: list[Row], target: float) -> str:
-    """Returns what a picture shows, and before it the finding: how much faster the best script is
-    than 00, or else 01, where that is significant."""
+    """Returns what a picture shows, and before it the finding: how soon the best script reaches the
+    loss, or else 01, and 00, where they differ significantly."""
     title = f"Speed, and seconds to a validation loss of {target:.2f}: "
     best = min(rows, key=lambda row: seconds_or_never(row, target))
     optimized = [row for row in rows if row.run.stage == "01"]
     speedups = [row.speedup(target, with_first_step=True) for row in (best, *optimized)]
     speedup = next((speedup for speedup in speedups if speedup.is_significant), None)
-    if not speedup or not speedup.factor or not speedup.over:
+    if not speedup or not speedup.over:
         return title
-    times = f"{speedup.factor:.1f}" if speedup.factor > 1 else f"{speedup.factor:.2f}"
-    one, other = script_of(speedup.row), script_of(speedup.over)
-    return f"{one}: {times} times as fast as {other}\n{title}"
+    one, other = (seconds_of(row, target) for row in (speedup.row, speedup.over))
+    return f"{one} to the loss, {other}\n{title}"
 
 
-def script_of(row: Row) -> str:
-    """Returns what a title calls a row: "00", "01" or its variants, without their settings."""
-    return row.run.stage or str(row.run.script)
+def seconds_of(row: Row, target: float) -> str:
+    """Returns "01 takes 27.0 s", of a script without its settings."""
+    seconds = row.seconds_to(target, with_first_step=True)
+    return f"{row.run.stage or row.run.script} takes {fmt(seconds, ',.1f')} s"
 
 
 def time_text(row: Row, target: float) -> str:
