@@ -273,7 +273,8 @@ class ChunkedLoss(torch.autograd.Function):
         ids_V = torch.arange(len(weight_VC), dtype=torch.int32, device=x_NC.device)
         for x_MC, targets_M in zip(x_NC.split(chunk), targets_N.split(chunk), strict=True):
             targets_M1 = targets_M[:, None]
-            logits_MV = (x_MC @ weight_VC.T).float()
+            products_MV = x_MC @ weight_VC.T
+            logits_MV = products_MV.float()
             # The softmax is spelled out, since loss and gradient both need its exponentials.
             max_M1 = logits_MV.amax(dim=-1, keepdim=True)
             exp_MV = (logits_MV - max_M1).exp()
@@ -281,7 +282,7 @@ class ChunkedLoss(torch.autograd.Function):
             losses.append((sum_M1.log() + max_M1 - logits_MV.gather(-1, targets_M1)).sum())
             # The gradient of the logits is their softmax, minus 1 at the target.
             one_hot_MV = (ids_V == targets_M1.int()).float()
-            gradient_MV = (exp_MV / sum_M1 - one_hot_MV).to(x_MC.dtype)
+            gradient_MV = (exp_MV / sum_M1 - one_hot_MV).to(products_MV.dtype)
             x_gradients.append(gradient_MV @ weight_VC)
             part_VC = gradient_MV.T @ x_MC  # rounded to the weights' type, as the sum below
             head_gradient_VC = part_VC if head_gradient_VC is None else head_gradient_VC + part_VC

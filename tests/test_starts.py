@@ -63,8 +63,8 @@ EDITS = {
     ),
     "constant": ("max(1024, math.ceil(len(targets_N) / 8))", "SIZE"),
     "function": (
-        "logits_MV = (x_MC @ weight_VC.T).float()",
-        "logits_MV = scaled(x_MC @ weight_VC.T).float()",
+        "logits_MV = products_MV.float()",
+        "logits_MV = scaled(products_MV).float()",
     ),
 }
 ADDED = "SIZE = {size}\n\n\ndef scaled(x):\n    return {factor} * x\n\n\nclass ChunkedLoss("
