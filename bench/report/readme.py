@@ -101,9 +101,11 @@ FIGURES = {
         lambda claims: claims.speedup_over(claims.compiled_script).factor, ".1f"
     ),
     "h100-11-to-15": Figure(lambda claims: claims.percent_over_published, ".0f"),
+    "h100-memory-over-published": Figure(lambda claims: claims.memory_over_published, ".1f"),
     # Single steps and whole scripts of another day.
     "h100-gb": Figure(lambda claims: claims.steps.script_gb["01"], ".1f"),
     "over-nanogpt": Figure(lambda claims: claims.steps.over_nanogpt),
+    "step-gb": Figure(lambda claims: claims.steps.step_gb["01"], ".0f"),
     "nanogpt-gb": Figure(lambda claims: claims.steps.step_gb["nanoGPT"], ".0f"),
     # Its variants.
     "autocast": Figure(lambda claims: claims.autocast_variant.factor),
