@@ -349,7 +349,7 @@ def draw_scales(axes, palette: Palette) -> None:
 def name_misses(axes, rows: list[dict]) -> None:
     """Writes the error of each program's worst prediction on a GPU where that is above NEAR."""
     worst = {
-        (row["source"], row["card"]): row
+        (row["program"], row["card"]): row
         for row in sorted(rows, key=lambda row: abs(row["error"]))
         if abs(row["error"]) > NEAR
     }

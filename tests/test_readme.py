@@ -203,6 +203,8 @@ def computed() -> dict[str, str]:
     """Every figure of README's sentences that was measured."""
     flops = ladder(14)[0].config["flops_per_token"]
     own = [100 * (ratio - 1) for ratio in (step_ratio("01", "published 01"), gain(14, 10))]
+    steps = [*map(max, (steps_of("01", "gb"), steps_of("published 01", "gb")))]
+    memory = [steps[0] / steps[1], gb(ladder(14)) / gb(ladder(10))]
     cpus = ("intel-xeon-amx-2-cores", "amd-epyc-2-cores", "amd-epyc-avx2-2-cores")
     xeon, epyc, avx2 = (between(cpu_gains(cpu), ".1f") for cpu in cpus)
     of_cpus = {
@@ -224,8 +226,10 @@ def computed() -> dict[str, str]:
         "h100-at-batch-8": f"{speed(ladder(9)) / speed(ladder(0)):.1f}",
         "h100-after-8": f"{gain(14, 8):.1f}",
         "h100-11-to-15": between(own, ".0f"),
+        "h100-memory-over-published": between(memory, ".1f"),
         "h100-gb": f"{script_gb('01'):.1f}",
         "over-nanogpt": f"{step_ratio('01', 'nanoGPT'):.2f}",
+        "step-gb": between(steps_of("01", "gb"), ".0f"),
         "nanogpt-gb": between(steps_of("nanoGPT", "gb"), ".0f"),
         "autocast": f"{autocast_factor():.2f}",
         "autocast-gb": f"{gb(autocast()):.0f}",

@@ -180,6 +180,13 @@ class Claims:
         return [100 * (factor - 1) for factor in known_values(factors)]
 
     @property
+    def memory_over_published(self) -> list[float]:
+        """How many times the memory of the same scripts the optimized one needs."""
+        steps, optimized = self.steps.step_gb, self.optimized.reserved_gb
+        whole = ratio(optimized, self.published_script.reserved_gb)
+        return known_values([steps["01"] / steps[PUBLISHED], whole])
+
+    @property
     def nanogpt_speedup(self) -> float | None:
         """How many times as fast as the baseline nanoGPT is: a ratio of another day, times the
         ladder's."""
