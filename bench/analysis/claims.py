@@ -71,11 +71,6 @@ class Steps:
         return self.speedup("01", over=PUBLISHED)
 
     @property
-    def memory_over_published(self) -> float:
-        """What 01's step reserved, over what the published optimized script's did."""
-        return self.step_gb["01"] / self.step_gb[PUBLISHED]
-
-    @property
     def step_gb(self) -> dict[str, float]:
         """What single steps reserved, by the change; nothing was evaluated."""
         return {record["name"]: record["gb"] for record in self.records if "gb" in record}

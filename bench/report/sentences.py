@@ -46,7 +46,7 @@ FIGURES = {
         lambda claims: claims.speedup_over(claims.compiled_script).factor, ".1f"
     ),
     "h100-11-to-15": Figure(lambda claims: claims.percent_over_published, ".0f"),
-    "h100-memory-over-published": Figure(lambda claims: claims.steps.memory_over_published, ".1f"),
+    "h100-memory-over-published": Figure(lambda claims: claims.memory_over_published, ".1f"),
     # Single steps and whole scripts of another day.
     "h100-gb": Figure(lambda claims: claims.steps.script_gb["01"], ".1f"),
     "over-nanogpt": Figure(lambda claims: claims.steps.over_nanogpt),
