@@ -63,20 +63,23 @@ class Script:
         """Returns what child.py reports; `what` says to a reader how the script runs. Raises
         UserError where it makes no update."""
         began = time.monotonic()
-        report = self.folder / f"{what}.json"
-        words = json.dumps(asdict(replace(order, report=str(report))))
-        facts, err = children.report_of_child(
-            [self.python, CHILD, words, *self.command],
-            report,
-            60 * self.minutes,
-            order.environment,
-            script=script_name(self.command),
-            if_ended="before its first update",
-            if_stuck=f"made no update in {self.minutes:g} minutes: see --minutes",
-        )
+        facts, err = self.reported(self.folder / f"{what}.json", order)
         self.check(facts, what, err)
         print(f"{what}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         return facts
+
+    def reported(self, report: Path, order: Order) -> tuple[dict, str]:
+        """Returns what child.py writes into the file `report`, and its stderr. Raises UserError
+        where it writes nothing."""
+        words = json.dumps(asdict(replace(order, report=str(report))))
+        command = [self.python, CHILD, words, *self.command]
+        try:
+            return children.report_of_child(command, report, 60 * self.minutes, order.environment)
+        except children.NoReport as child:
+            how = f"made no update in {self.minutes:g} minutes: see --minutes"
+            if child.ending:
+                how = f"{child.ending}, before its first update"
+            raise UserError(f"{script_name(self.command)} {how}")
 
     def check(self, facts: dict, what: str, err: str) -> None:
         """Raises UserError unless a run came to its first update."""
