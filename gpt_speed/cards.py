@@ -77,7 +77,7 @@ class Card(NamedTuple):
         return UNALIGNED
 
 
-class Figure(NamedTuple):
+class Sourced(NamedTuple):
     """A number of a card, as cards.json has it."""
 
     value: float
@@ -87,7 +87,7 @@ class Figure(NamedTuple):
 def card_of(entry: dict) -> Card:
     """Returns the card that an entry of cards.json describes. It has figures, too, that no
     prediction uses; those count where it is asked whether all were checked."""
-    figures = {name: Figure(*pair) for name, pair in entry.items() if name != "names"}
+    figures = {name: Sourced(*pair) for name, pair in entry.items() if name != "names"}
     return Card(
         **{name: figure.value for name, figure in figures.items() if name in Card._fields},
         names=tuple(entry["names"]),

@@ -1148,10 +1148,17 @@ def test_one_line_says_what_to_do(name, words, forked_children):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "key", "steps"),
-    [("gan", 1, 4), ("two_optimizers", 1, 4), ("updates_by_hand", "backward", 4)],
+    [
+        ("gan", 1, 4),
+        ("two_optimizers", 1, 4),
+        ("updates_by_hand", "backward", 4),
+        ("probe", 1, 24),
+        ("update_fails", 0, 3),
+    ],
 )
 def test_what_ends_a_step(name, key, steps, forked_children):
-    """The rarest update, of equally frequent ones the last; without any a backward pass."""
+    """The rarest update, of equally frequent ones the last, but of one that goes on and doesn't
+    fail; without any a backward pass."""
     timed, _ = audit([str(TOYS), name], 2)
     assert (timed["key"], timed["steps"]) == (key, steps)
 
