@@ -265,8 +265,10 @@ def parse_header(file: str, header: bytes) -> dict[str, str]:
     message = email.message_from_string(header.decode(errors="replace"))
     fields = {field: " ".join(text.split()) for field, text in message.items()}
     for field in fields:
-        if field not in FIELDS or message.keys().count(field) > 1:
-            raise StackError(f"{file}: its header has {field}: twice, or it is an unknown field")
+        if field not in FIELDS:
+            raise StackError(f"{file}: its header has {field}:, which is unknown")
+        if message.keys().count(field) > 1:
+            raise StackError(f"{file}: its header has {field}: twice")
     for field, (form, meaning) in FIELDS.items():
         is_needed = field in REQUIRED or field in fields
         if is_needed and not re.fullmatch(form, fields.get(field, "")):
@@ -498,20 +500,26 @@ def merge(
     if base == theirs:
         return ours
     merged = merge_lines(base, ours, theirs)
-    while True:
-        conflict = CONFLICT.search(merged)
-        if not conflict:
-            return merged
-        before, after = merged[: conflict.start()], merged[conflict.end() :]
-        place = (DEFINITION.findall(before) or [b"the imports"])[-1].decode()
-        settled = settle(Overlap(place, *conflict.groups()))
-        if settled is None:
-            line = before.count(b"\n") + 1
+    settled, end = b"", 0  # what is merged so far, and where `merged` goes on
+    for conflict in CONFLICT.finditer(merged):
+        settled += merged[end : conflict.start()]
+        end = conflict.end()
+        overlap = Overlap(place_behind(settled), *conflict.groups())
+        lines = settle(overlap)
+        if lines is None:
+            line = settled.count(b"\n") + 1
             raise Conflict(
-                f"{name} conflicts with another change at line {line}, {place}; nothing is changed",
+                f"{name} conflicts with another change at line {line}, {overlap.place}; nothing is"
+                " changed",
                 name,
             )
-        merged = before + settled + after
+        settled += lines
+    return settled + merged[end:]
+
+
+def place_behind(text: bytes) -> str:
+    """Returns the definition that the line behind a text is in, as Overlap has it."""
+    return (DEFINITION.findall(text) or [b"the imports"])[-1].decode()
 
 
 def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> bytes:
@@ -735,7 +743,16 @@ class Edit:
     def series(self) -> Series:
         return Series.of(self.patches)
 
-    def into(self, patch: str | None) -> dict[str, bytes]:
+    def scripts(self, into: str | None) -> dict[str, bytes]:
+        """Returns the scripts with the edit that others follow: the edited one; where that is 01,
+        those from the patch `into` on. Raises StackError, Conflict."""
+        if self.file.name == LAST:
+            return self.carried_back(into)
+        if into is not None:
+            raise StackError(f"--into is for edits of {LAST}; this one belongs to {self.name}")
+        return {self.name: self.text}
+
+    def carried_back(self, patch: str | None) -> dict[str, bytes]:
         """Returns the scripts from a patch to 01 with the edit that was made in 01. Raises
         StackError, Conflict."""
         if patch is None:
@@ -836,13 +853,7 @@ def verify_command(root: Path) -> list[str]:
 def refresh_command(root: Path, file: Path, into: str | None, until: list[str]) -> list[str]:
     """carries an edit into all patches and scripts that build on it"""
     edit = Edit.of(file.resolve(), root)
-    if file.name == LAST:
-        edited = edit.into(into)
-    elif into is not None:
-        raise StackError(f"--into is for edits of {LAST}; this one belongs to {edit.name}")
-    else:
-        edited = {edit.name: edit.text}
-    edited |= edit.kept(until)
+    edited = edit.scripts(into) | edit.kept(until)
     try:
         changed = write_all(carry(edit.patches, edit.old, edited, root))
     except Conflict as conflict:
