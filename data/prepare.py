@@ -50,6 +50,7 @@ import tiktoken
 
 HERE = Path(__file__).resolve().parent
 TRAIN_SHARE = 0.9
+NO_READER = 128 + 13  # as a shell names the end by SIGPIPE, 13, of a program that it has started
 
 BOOK_URL = "https://www.gutenberg.org/cache/epub/145/pg145.txt"
 BOOK_TITLE = "Middlemarch"
@@ -848,6 +849,10 @@ def main() -> int:
     args = parser.parse_args()
     try:
         prepare(args.files, args.out)
+        sys.stdout.flush()  # here, where a pipe without a reader is expected
+    except BrokenPipeError:  # into `head`, say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO_READER
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

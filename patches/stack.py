@@ -37,6 +37,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 (told here, before a line that nee
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST, LAST, DDP = "00_orig.py", "01_opt_single_gpu.py", "02_opt_multi_gpu_ddp.py"
+NO_READER = 128 + 13  # as a shell names the end by SIGPIPE, 13, of a program that it has started
 WRITTEN = Path("build", "stages")  # where `write` puts scripts
 PUBLISHED = r"(\d{1,3}(?:,\d{3})*) tok/sec, (\d+\.\d+) GB(?: on (\d+) GPUs)?"
 NEED = r"(?:package [\w-]+|an NVIDIA GPU|compute capability \d+\.\d|bfloat16 units)"
@@ -1071,6 +1072,7 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
         print("\n".join(command(root, **arguments)), flush=True)
     except BrokenPipeError:  # into `head`, say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO_READER
     except (StackError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

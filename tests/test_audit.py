@@ -10,14 +10,16 @@ import sys
 import warnings
 from collections import defaultdict
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
 import jsonschema
 import pytest
+import torch
 from audit_toys import B, H, T
-from conftest import ROOT, environment, run_python, small, write_tokens
+from conftest import ROOT, environment, load, run_python, small, write_tokens
 from made_up import copy_of_checkout
 
 from bench.commands.audit import Audit
@@ -822,6 +824,35 @@ def test_gains_are_from_the_most_similar_machine(name, device, dtype, expected, 
     gains, where = gains_on(machine, reference_sessions())
     assert where == f"measured on {expected}"
     assert gains["05-bfloat16"] == pytest.approx(gain, abs=0.1)
+
+
+def test_gains_from_elsewhere_are_named_by_their_numbers():
+    """Of what no technique is called nothing is said."""
+    machine = dict(name="AMD EPYC", dtype="float32", device="cpu")
+    near = Session("AMD EPYC", "EPYC", "cpu", "float32", "near", {"01-causal-mask": 1.1})
+    far = replace(near, name="Xeon", folder="far", gains={"13-loss-in-graph": 1.2, "ddp": 1.9})
+    gains, where = gains_on(machine, [near, far])
+    assert where == "measured on EPYC; #13 on other machines"
+    assert gains["01-causal-mask"] == 1.1 and gains["13-loss-in-graph"] == 1.2
+
+
+def test_the_memory_of_a_gpu_by_the_oldest_pytorch(monkeypatch):
+    """It asks for the device by its number, and doesn't say whether memory is shared."""
+    monkeypatch.syspath_prepend(str(CHILD.parent))
+    monkeypatch.delitem(sys.modules, "watch", raising=False)
+    child = load(CHILD)
+    monkeypatch.delitem(sys.modules, "watch")
+    for name, answer in dict(
+        memory_snapshot=lambda: [dict(is_expandable=True)],
+        current_device=lambda: 1,
+        get_device_properties=lambda device: SimpleNamespace(name=f"GPU {device}"),
+        max_memory_reserved=lambda: 2**30,
+        mem_get_info=lambda: (0, 2**34),
+    ).items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    facts = child.gpu_facts()
+    assert (facts["memory"], facts["memory_total"]) == (2**30, 2**34)
+    assert facts["kept"] and facts["shares_memory"] is False
 
 
 @pytest.fixture
