@@ -552,12 +552,16 @@ def by_words(overlap: Overlap) -> bytes | None:
 
 def by_joining(overlap: Overlap) -> bytes | None:
     """Settles an overlap where lines don't depend on each other, in JOINED: those that either side
-    adds are all taken. Returns None elsewhere, or if a setting would come twice."""
+    adds are all taken. Returns None elsewhere, if a setting would come twice, or where one side has
+    equal lines, of which it isn't known which the other one means."""
     if overlap.place not in JOINED:
         return None
-    ours, base, theirs = (
+    sides = [
         side.splitlines(keepends=True) for side in (overlap.ours, overlap.base, overlap.theirs)
-    )
+    ]
+    if any(len(side) > len(set(side)) for side in sides):
+        return None
+    ours, base, theirs = sides
     joined = [line for line in theirs if line in ours or line not in base]  # kept or added
     joined += [line for line in ours if line not in theirs and line not in base]
     settings = SETTING.findall(b"".join(joined))

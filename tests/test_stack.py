@@ -759,6 +759,18 @@ def test_lines_that_both_sides_add_are_joined():
         stack.merge(base, theirs, ours, "it")
 
 
+def test_equal_lines_are_not_joined():
+    """One of them would be lost, such as the end of a call."""
+    base, ours, theirs = (
+        b"".join(b'    add("--%c",\n    )\n' % name for name in names)
+        for names in (b"a", b"ab", b"ac")
+    )
+    assert stack.by_joining(stack.Overlap("def make_parser", ours, base, theirs)) is None
+    whole = (text.replace(b",\n    )", b")") for text in (ours, base, theirs))
+    joined = stack.by_joining(stack.Overlap("def make_parser", *whole))
+    assert joined == b'    add("--a")\n    add("--c")\n    add("--b")\n'
+
+
 def test_a_run_of_several_variants():
     """Each part with the first of the options that it measures, or all with options of one's own;
     it is the script that `compose` writes."""
