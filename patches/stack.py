@@ -559,15 +559,22 @@ def by_joining(overlap: Overlap) -> bytes | None:
     sides = [
         side.splitlines(keepends=True) for side in (overlap.ours, overlap.base, overlap.theirs)
     ]
-    if any(len(side) > len(set(side)) for side in sides):
+    joined = b"".join(joined_lines(*sides))
+    settings = SETTING.findall(joined)
+    if any(map(has_doubles, [*sides, settings])):
         return None
-    ours, base, theirs = sides
-    joined = [line for line in theirs if line in ours or line not in base]  # kept or added
-    joined += [line for line in ours if line not in theirs and line not in base]
-    settings = SETTING.findall(b"".join(joined))
-    if len(settings) > len(set(settings)):
-        return None
-    return b"".join(joined)
+    return joined
+
+
+def joined_lines(ours: list[bytes], base: list[bytes], theirs: list[bytes]) -> list[bytes]:
+    """Returns the lines that both sides keep and those that `theirs` adds, in its order, then those
+    that `ours` alone adds."""
+    lines = [line for line in theirs if line in ours or line not in base]
+    return lines + [line for line in ours if line not in theirs and line not in base]
+
+
+def has_doubles(lines: list[bytes]) -> bool:
+    return len(lines) > len(set(lines))
 
 
 CHECK = """\

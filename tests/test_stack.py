@@ -408,7 +408,7 @@ def test_edit_becomes_a_variant(tree, file, next_one, more):
                 (r"Base: .*\n", "Base: ddp\n", "its Base: has to be 00_orig"),
                 ("^", "Published: 27648 tok/sec, 26.2422 GB\n", "its header needs Published: "),
                 (r"Loss: ", "Loss: unchanged\nLoss: ", "its header has Loss: twice"),
-                (r"Source: ", "Sources: ", "its header has Sources: .*unknown"),
+                (r"Source: ", "Sources: ", "its header has Sources:, .*unknown"),
                 (r"\n\n(.+\n)+\n", "\n\n", "prose and a blank line"),
                 (r"\n\Z", "\r\n", r"every line has to end with \\n"),
             )
