@@ -608,7 +608,6 @@ def test_a_dry_run_knows_the_machine_from_a_finished_measurement(place, plan, ca
 def test_what_to_do_where_memory_runs_out(tmp_path, monkeypatch, capsys, batch, advice):
     """Nothing is smaller than one sequence."""
     place = Place(tmp_path, monkeypatch, MACHINE)
-    place.setup.device = "cuda"
     monkeypatch.setattr(
         "bench.measure.sizing.configurations",
         lambda runs, setup: {

@@ -259,7 +259,7 @@ def test_02_is_no_technique(tmp_path):
     """Audits name the techniques of other machines' ladders by their numbers."""
     measure(tmp_path, "ladder", machine=GPUS)
     (session,) = ladder_sessions(tmp_path)
-    assert session.gains and session.gains.keys() <= technique_names().keys()
+    assert session.gains.keys() == technique_names().keys() - {"ddp"}
 
 
 @pytest.mark.parametrize(
