@@ -7,7 +7,7 @@ import re
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpt_speed.common import UserError
 
@@ -88,8 +88,11 @@ def card_of(entry: dict) -> Card:
     """Returns the card that an entry of cards.json describes. It has figures, too, that no
     prediction uses; those count where it is asked whether all were checked."""
     figures = {name: Sourced(*pair) for name, pair in entry.items() if name != "names"}
+    values: dict[str, Any] = {
+        name: figure.value for name, figure in figures.items() if name in Card._fields
+    }
     return Card(
-        **{name: figure.value for name, figure in figures.items() if name in Card._fields},
+        **values,
         names=tuple(entry["names"]),
         is_measured=figures["reached"].source != "scaled",
         is_checked=all(figure.source != "unchecked" for figure in figures.values()),
