@@ -50,6 +50,7 @@ import tiktoken
 
 HERE = Path(__file__).resolve().parent
 TRAIN_SHARE = 0.9
+NO_READER = 128 + 13  # as a shell names the end by SIGPIPE, 13, of a program that it has started
 
 BOOK_URL = "https://www.gutenberg.org/cache/epub/145/pg145.txt"
 BOOK_TITLE = "Middlemarch"
@@ -138,6 +139,14 @@ def write_whole(path: Path, data: bytes) -> None:
         temporary.write_bytes(data)
 
 
+class NotFetched(Exception):
+    """Why a file wasn't fetched, in words; `answers` is whether its server said anything."""
+
+    def __init__(self, why: str, answers: bool = True):
+        super().__init__(why)
+        self.answers = answers
+
+
 class Web:
     """Fetches files; `failure` is the last error. After a server that didn't answer at all, nothing
     else is tried."""
@@ -147,22 +156,28 @@ class Web:
 
     def fetch(self, url: str, check: Callable[[bytes], object]) -> bytes | None:
         """Returns the bytes at `url` if they pass the check."""
-        if not self.answers:
-            return None
         for attempt in range(TRIES):
+            if not self.answers:
+                break
             time.sleep(attempt)
             try:
-                with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:
-                    data = read_limited(response)
-                if check(data):
-                    return data
-                self.failure = f"{url} isn't the file that was expected ({len(data):,} bytes)"
-            except (OSError, HTTPException, ValueError) as error:
-                self.failure = f"{url}: {getattr(error, 'reason', error)}"
-                if isinstance(error, URLError) and not isinstance(error, HTTPError):
-                    self.answers = False
-                    break
+                return fetched(url, check)
+            except NotFetched as failure:
+                self.failure, self.answers = str(failure), failure.answers
         return None
+
+
+def fetched(url: str, check: Callable[[bytes], object]) -> bytes:
+    """Returns the bytes at `url`. Raises NotFetched, also if they don't pass the check."""
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:
+            data = read_limited(response)
+    except (OSError, HTTPException, ValueError) as error:
+        answers = isinstance(error, HTTPError) or not isinstance(error, URLError)
+        raise NotFetched(f"{url}: {getattr(error, 'reason', error)}", answers)
+    if not check(data):
+        raise NotFetched(f"{url} isn't the file that was expected ({len(data):,} bytes)")
+    return data
 
 
 def read_limited(response) -> bytes:
@@ -216,22 +231,26 @@ def kind_of(path: str) -> str:
         return "text"  # a pipe can be read only once
     with open(path, "rb") as file:
         head = file.read(BLOCK)
-    is_nano_gpt = path.endswith(".bin") and b"\0" in head  # which no text has
-    if is_nano_gpt or has_llm_c_header(head):
+    if has_tokens(path, head):
         return "tokens"
     if head.startswith(PARQUET):
         return "parquet"
-    if is_json(path):
+    beginning = next(unpacked(path))  # which refuses what is no text
+    if is_json(path, beginning):
         return "json"
     return "text"
 
 
-def is_json(path: str) -> bool:
-    """Returns whether a text, maybe in an archive, has JSON lines, by its name or its beginning.
-    Raises UserError, OSError."""
-    first = next(unpacked(path)).removeprefix(codecs.BOM_UTF8).lstrip()
+def has_tokens(path: str, head: bytes) -> bool:
+    """Returns whether a file that begins so holds ids: nanoGPT's, whose NUL bytes no text has, or
+    llm.c's."""
+    return path.endswith(".bin") and b"\0" in head or has_llm_c_header(head)
+
+
+def is_json(path: str, beginning: bytes) -> bool:
+    """Returns whether a text that begins so is JSON lines, by its file's name or its beginning."""
     has_name = not JSON_NAMES.isdisjoint(Path(path).suffixes)
-    return has_name or bool(JSON.match(first))
+    return has_name or bool(JSON.match(beginning.removeprefix(codecs.BOM_UTF8).lstrip()))
 
 
 def has_llm_c_header(head: bytes) -> bool:
@@ -372,17 +391,31 @@ def read_parquet(path: str, progress: "Progress") -> Iterator[str]:
     """Yields the documents of a Parquet file in blocks. Raises UserError, OSError."""
     arrow, parquet = extra("pyarrow", path), extra("pyarrow.parquet", path)
     size = os.path.getsize(path)
+    with (
+        damage_told(path, arrow.ArrowException, OSError, ValueError),
+        parquet.ParquetFile(path, buffer_size=BLOCK, pre_buffer=False) as file,
+    ):
+        check_columns(path, {field.name: str(field.type) for field in file.schema_arrow})
+        for batch in file.iter_batches(64, columns=["text"]):  # a document may be a book
+            progress.add(size * len(batch) // file.metadata.num_rows)
+            yield joined(batch.column(0).to_pylist(), progress)
+
+
+@contextmanager
+def damage_told(path: str, *errors: type[Exception]) -> Iterator[None]:
+    """Raises UserError, with the first line of what a library says, in the place of its errors."""
     try:
-        with parquet.ParquetFile(path, buffer_size=BLOCK, pre_buffer=False) as file:
-            columns = {field.name: str(field.type) for field in file.schema_arrow}
-            if not PARQUET_STRINGS.match(columns.get("text", "")):
-                others = ", ".join(map(" ".join, columns.items()))
-                raise UserError(f"{path} has no column 'text' of strings, but: {others}")
-            for batch in file.iter_batches(64, columns=["text"]):  # a document may be a book
-                progress.add(size * len(batch) // file.metadata.num_rows)
-                yield joined(batch.column(0).to_pylist(), progress)
-    except (arrow.ArrowException, OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged: {str(error).splitlines()[0]}")
+        yield
+    except errors as error:
+        reason, *_ = [*str(error).splitlines(), type(error).__name__]
+        raise UserError(f"{path} is damaged: {reason}")
+
+
+def check_columns(path: str, columns: dict[str, str]) -> None:
+    """Raises UserError unless a Parquet file, by the types of its columns, has texts."""
+    if not PARQUET_STRINGS.match(columns.get("text", "")):
+        others = ", ".join(map(" ".join, columns.items()))
+        raise UserError(f"{path} has no column 'text' of strings, but: {others}")
 
 
 READ = dict(text=read_text, json=read_json, parquet=read_parquet)
@@ -472,13 +505,21 @@ def check_nano_gpt(path: str, head: bytes, size: int) -> None:
 def last_cut(text: str) -> int:
     """Returns the last place to cut at, or -1: <|endoftext|>, or a line break at which GPT-2's
     tokenizer starts anew."""
-    last_end, line_break = text.rfind(END), text.rfind("\n", 0, -1)
-    while line_break > last_end:
-        following = text[line_break + 1 : line_break + 1 + len(END)]
-        if is_new_start(following):
+    last_end = text.rfind(END)
+    for line_break in line_breaks_behind(last_end, text):
+        following = line_break + 1
+        if is_new_start(text[following : following + len(END)]):
             return line_break
-        line_break = text.rfind("\n", 0, line_break)
     return last_end
+
+
+def line_breaks_behind(start: int, text: str) -> Iterator[int]:
+    """Yields the places of line breaks behind `start`, the last one first, but that of a line break
+    at the very end: what follows it isn't known."""
+    place = text.rfind("\n", 0, -1)
+    while place > start:
+        yield place
+        place = text.rfind("\n", 0, place)
 
 
 def is_new_start(following: str) -> bool:
@@ -635,8 +676,42 @@ def vocabulary_of(tokenizer: tiktoken.Encoding) -> dict:
     )
 
 
+class Plan(NamedTuple):
+    """What text is turned into tokens, and by what."""
+
+    corpus: Corpus
+    tokenizer: tiktoken.Encoding
+    failure: str | None  # the last error of the web, whose files others may take the place of
+
+    @property
+    def replacements(self) -> list[str]:
+        """What takes the place of the book and of GPT-2's tokenizer, in words."""
+        replacements = []
+        if not self.corpus.sources:
+            replacements.append(f"the text is the {self.corpus.name}")
+        if self.tokenizer.name == BYTES:
+            replacements.append("the tokens are bytes")
+        return replacements
+
+
 def prepare(files: list[str], out: Path) -> None:
     """Writes train.bin, val.bin, vocabulary.json and meta.json. Raises UserError, OSError."""
+    plan = plan_for(files, out)
+    if plan.replacements:
+        print(f"{plan.failure}: {', '.join(plan.replacements)}", flush=True)
+    progress = Progress(sum(os.stat(source.path).st_size for source in plan.corpus.sources))
+    parts = parts_of(plan.corpus, plan.tokenizer, progress)
+    counts = write_folder(out, plan.corpus.name, plan.tokenizer, parts)
+    written = ", ".join(f"{count:,} {part}" for part, count in counts.items())
+    line = f"{plan.corpus.name}: {written} tokens ({plan.tokenizer.name}) in {out}"
+    if progress.skipped:
+        line += f"; {progress.skipped:,} documents without text skipped"
+    print(line)
+
+
+def plan_for(files: list[str], out: Path) -> Plan:
+    """Returns what to do with files, or without any with the book; fetches what that takes. Raises
+    UserError, OSError."""
     sources, web = sources_of(files), Web()
     out.mkdir(parents=True, exist_ok=True)
     if files:
@@ -644,17 +719,7 @@ def prepare(files: list[str], out: Path) -> None:
     else:
         corpus = default_corpus(out, web)
     tokenizer = tokenizer_for(corpus, out / "tiktoken", web)
-    replaced = replacements(corpus, tokenizer)
-    if replaced:
-        print(f"{web.failure}: {', '.join(replaced)}", flush=True)
-    progress = Progress(sum(os.stat(source.path).st_size for source in corpus.sources))
-    parts = parts_of(corpus, tokenizer, progress)
-    counts = write_folder(out, corpus.name, tokenizer, parts)
-    written = ", ".join(f"{count:,} {part}" for part, count in counts.items())
-    line = f"{corpus.name}: {written} tokens ({tokenizer.name}) in {out}"
-    if progress.skipped:
-        line += f"; {progress.skipped:,} documents without text skipped"
-    print(line)
+    return Plan(corpus, tokenizer, web.failure)
 
 
 def sources_of(files: list[str]) -> list[Source]:
@@ -683,16 +748,6 @@ def default_corpus(out: Path, web: Web) -> Corpus:
     if path:
         return Corpus(BOOK_TITLE, [Source(str(path), "text")])
     return Corpus(f"standard library of Python {sys.version.split()[0]}", [])
-
-
-def replacements(corpus: Corpus, tokenizer: tiktoken.Encoding) -> list[str]:
-    """Returns what takes the place of the book and of GPT-2's tokenizer, in words."""
-    replaced = []
-    if not corpus.sources:
-        replaced.append(f"the text is the {corpus.name}")
-    if tokenizer.name == BYTES:
-        replaced.append("the tokens are bytes")
-    return replaced
 
 
 def parts_of(corpus: Corpus, tokenizer: tiktoken.Encoding, progress: Progress) -> Parts:
@@ -794,6 +849,10 @@ def main() -> int:
     args = parser.parse_args()
     try:
         prepare(args.files, args.out)
+        sys.stdout.flush()  # here, where a pipe without a reader is expected
+    except BrokenPipeError:  # into `head`, say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO_READER
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

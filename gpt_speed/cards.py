@@ -7,7 +7,7 @@ import re
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpt_speed.common import UserError
 
@@ -77,19 +77,32 @@ class Card(NamedTuple):
         return UNALIGNED
 
 
+class Sourced(NamedTuple):
+    """A number of a card, as cards.json has it."""
+
+    value: float
+    source: str
+
+
+def card_of(entry: dict) -> Card:
+    """Returns the card that an entry of cards.json describes. It has figures, too, that no
+    prediction uses; those count where it is asked whether all were checked."""
+    figures = {name: Sourced(*pair) for name, pair in entry.items() if name != "names"}
+    values: dict[str, Any] = {
+        name: figure.value for name, figure in figures.items() if name in Card._fields
+    }
+    return Card(
+        **values,
+        names=tuple(entry["names"]),
+        is_measured=figures["reached"].source != "scaled",
+        is_checked=all(figure.source != "unchecked" for figure in figures.values()),
+    )
+
+
 def read_cards() -> dict[str, Card]:
-    """Reads cards.json, where each figure stands as [value, source]."""
-    cards = {}
-    for name, entry in json.loads(FILE.read_text(encoding="utf-8"))["gpus"].items():
-        names = tuple(entry.pop("names"))
-        values = {key: value for key, (value, _) in entry.items() if key in Card._fields}
-        cards[name] = Card(
-            **values,
-            names=names,
-            is_measured=entry["reached"][1] != "scaled",
-            is_checked=all(source != "unchecked" for _, source in entry.values()),
-        )
-    return cards
+    """Returns the cards of cards.json by their names."""
+    entries = json.loads(FILE.read_text(encoding="utf-8"))["gpus"]
+    return {name: card_of(entry) for name, entry in entries.items()}
 
 
 CARDS = read_cards()

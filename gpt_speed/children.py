@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from gpt_speed.common import UserError, listed
+from gpt_speed.common import listed
 
 HOME = Path(__file__).resolve().parents[1]  # the folder that this package lies in
 
@@ -106,29 +106,30 @@ def run_child(
     return child.returncode, out, err
 
 
+class NoReport(Exception):
+    """A child wrote no report; `ending` is how it ended, as "ended with code 1", or "" where its
+    time was over."""
+
+    def __init__(self, ending: str):
+        super().__init__(ending)
+        self.ending = ending
+
+
 def report_of_child(
-    command: list,
-    report: Path,
-    seconds: float,
-    environment: Mapping[str, str],
-    *,
-    script: str,
-    if_ended: str,
-    if_stuck: str,
+    command: list, report: Path, seconds: float, environment: Mapping[str, str]
 ) -> tuple[dict, str]:
-    """Runs a child that writes a report as JSON; returns the report and the child's stderr. Where
-    it wrote none, prints its output and raises UserError: the `script` "ended with code 1, " and
-    `if_ended`, or, when the seconds are over, `if_stuck`."""
+    """Runs a child that writes a report as JSON, for so many seconds at most; returns the report
+    and the child's stderr. Where it wrote none, prints its output and raises NoReport."""
     rewind_stdin()
     try:
         code, out, err = run_child(command, timeout=seconds, environment=environment)
-        problem = f"{ending(code)}, {if_ended}"
+        how = ending(code)
     except subprocess.TimeoutExpired as stuck:
         out, err = map(decoded, (stuck.stdout, stuck.stderr))
-        problem = if_stuck
-    if not report.exists():  # which it may have written before it was stuck
+        how = ""
+    if not report.exists():  # which it may have written before its time was over
         print(err or out, file=sys.stderr, end="")
-        raise UserError(f"{script} {problem}")
+        raise NoReport(how)
     return json.loads(report.read_text(encoding="utf-8")), err
 
 

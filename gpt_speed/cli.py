@@ -75,28 +75,11 @@ def minutes(text: str) -> float:
 
 
 def add_script(parser: argparse.ArgumentParser, python: str = "") -> None:
-    """Adds the options that name a script and the Python that runs it; by default that is `python`,
-    or for "" the activated environment's."""
+    """Adds what each command has that starts a script, and writes the parser's usage; `python` as
+    in add_python."""
     parser.usage = "%(prog)s [options] SCRIPT|-m MODULE [ITS ARGUMENTS]"
-    parser.add_argument(
-        "-m",
-        dest="module",
-        nargs=argparse.REMAINDER,
-        default=[],
-        metavar="MODULE",
-        help="run a module, as `python -m MODULE` does, in place of a script; what follows are its"
-        " arguments",
-    )
-    default = "that of the activated environment"
-    if python:
-        default = "the one that runs this"
-    parser.add_argument(
-        "--python",
-        default=python,
-        metavar="FILE",
-        help="run your script with this Python, 3.10 or newer, which has PyTorch 2.4 or newer"
-        f" (default: {default})",
-    )
+    add_command(parser)
+    add_python(parser, python)
     parser.add_argument(
         "--json",
         action="store_true",
@@ -109,11 +92,39 @@ def add_script(parser: argparse.ArgumentParser, python: str = "") -> None:
         metavar="N",
         help="give up if one run of the script takes longer than N minutes (default: 10)",
     )
+
+
+def add_command(parser: argparse.ArgumentParser) -> None:
+    """Adds the script, or else the module, with its arguments: see command_of."""
+    parser.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        default=[],
+        metavar="MODULE",
+        help="run a module, as `python -m MODULE` does, in place of a script; what follows are its"
+        " arguments",
+    )
     parser.add_argument(
         "script",
         nargs=argparse.REMAINDER,
         metavar="SCRIPT",
         help="your training script and its arguments, as you type them behind `python`",
+    )
+
+
+def add_python(parser: argparse.ArgumentParser, python: str) -> None:
+    """Adds the option for the Python that runs the script; by default that is `python`, the one
+    that runs this, or for "" the activated environment's."""
+    default = "that of the activated environment"
+    if python:
+        default = "the one that runs this"
+    parser.add_argument(
+        "--python",
+        default=python,
+        metavar="FILE",
+        help="run your script with this Python, 3.10 or newer, which has PyTorch 2.4 or newer"
+        f" (default: {default})",
     )
 
 

@@ -1,7 +1,7 @@
 """What the techniques gained on our model, by gains.json, and what to expect in another script."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from operator import attrgetter, methodcaller
 from pathlib import Path
@@ -71,14 +71,20 @@ def gains_on(machine: dict, sessions: Iterable[Session]) -> tuple[dict[str, floa
     nearest = max(alike, key=methodcaller("likeness", machine))
     machine_of = attrgetter("folder", "name", "dtype")
     own = [session for session in alike if machine_of(session) == machine_of(nearest)]
-    gains, others = medians(own), medians(alike)
-    where = f"measured on {nearest.short_name}"
+    gains, all_gains = medians(own), medians(alike)
+    where = where_measured(nearest, machine, all_gains.keys() - gains.keys())
+    return all_gains | gains, where
+
+
+def where_measured(nearest: Session, machine: dict, elsewhere: Set[str]) -> str:
+    """Says on what machine gains were measured, and those of which patches `elsewhere`."""
+    text = f"measured on {nearest.short_name}"
     if not all(nearest.likeness(machine)):
-        where += f", another machine than this one, in {nearest.dtype}"
-    elsewhere = [f"#{int(patch[:2])}" for patch in others if patch not in gains]
-    if elsewhere:
-        where += f"; {', '.join(elsewhere)} on other machines"
-    return others | gains, where
+        text += f", another machine than this one, in {nearest.dtype}"
+    numbers = [f"#{n}" for n, patch in enumerate(technique_names(), 1) if patch in elsewhere]
+    if numbers:
+        text += f"; {', '.join(numbers)} on other machines"
+    return text
 
 
 def medians(sessions: list[Session]) -> dict[str, float]:

@@ -87,16 +87,22 @@ def matmul_peak(dtype: str) -> dict[str, float]:
     it; in float16 where a GPU has units for that and none for bfloat16."""
     import torch
 
-    capability = 0, 0
+    precisions = ["float32"]
     if torch.cuda.is_available() and not torch.version.hip:
-        capability = torch.cuda.get_device_capability()
-    has = dict(
-        float32=True,
-        TF32=capability >= (8, 0),
-        float16=(7, 0) <= capability < (8, 0),
-        bfloat16=dtype == "bfloat16",
-    )
-    return {name: product_rate(name) for name in has if has[name]}
+        precisions += beside_float32(torch.cuda.get_device_capability())
+    if dtype == "bfloat16":
+        precisions.append("bfloat16")
+    return {precision: product_rate(precision) for precision in precisions}
+
+
+def beside_float32(capability: tuple[int, int]) -> list[str]:
+    """Returns in what other precision tensor cores multiply float32's matrices, by the compute
+    capability; PyTorch's own answer, is_tf32_supported(), is newer than the oldest PyTorch here."""
+    if capability >= (8, 0):
+        return ["TF32"]
+    if capability >= (7, 0):
+        return ["float16"]
+    return []
 
 
 def copy_rate(minimum: float = 1) -> float:

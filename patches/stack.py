@@ -37,6 +37,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 (told here, before a line that nee
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST, LAST, DDP = "00_orig.py", "01_opt_single_gpu.py", "02_opt_multi_gpu_ddp.py"
+NO_READER = 128 + 13  # as a shell names the end by SIGPIPE, 13, of a program that it has started
 WRITTEN = Path("build", "stages")  # where `write` puts scripts
 PUBLISHED = r"(\d{1,3}(?:,\d{3})*) tok/sec, (\d+\.\d+) GB(?: on (\d+) GPUs)?"
 NEED = r"(?:package [\w-]+|an NVIDIA GPU|compute capability \d+\.\d|bfloat16 units)"
@@ -265,8 +266,10 @@ def parse_header(file: str, header: bytes) -> dict[str, str]:
     message = email.message_from_string(header.decode(errors="replace"))
     fields = {field: " ".join(text.split()) for field, text in message.items()}
     for field in fields:
-        if field not in FIELDS or message.keys().count(field) > 1:
-            raise StackError(f"{file}: its header has {field}: twice, or it is an unknown field")
+        if field not in FIELDS:
+            raise StackError(f"{file}: its header has {field}:, which is unknown")
+        if message.keys().count(field) > 1:
+            raise StackError(f"{file}: its header has {field}: twice")
     for field, (form, meaning) in FIELDS.items():
         is_needed = field in REQUIRED or field in fields
         if is_needed and not re.fullmatch(form, fields.get(field, "")):
@@ -498,20 +501,26 @@ def merge(
     if base == theirs:
         return ours
     merged = merge_lines(base, ours, theirs)
-    while True:
-        conflict = CONFLICT.search(merged)
-        if not conflict:
-            return merged
-        before, after = merged[: conflict.start()], merged[conflict.end() :]
-        place = (DEFINITION.findall(before) or [b"the imports"])[-1].decode()
-        settled = settle(Overlap(place, *conflict.groups()))
-        if settled is None:
-            line = before.count(b"\n") + 1
+    settled, end = b"", 0  # what is merged so far, and where `merged` goes on
+    for conflict in CONFLICT.finditer(merged):
+        settled += merged[end : conflict.start()]
+        end = conflict.end()
+        overlap = Overlap(place_behind(settled), *conflict.groups())
+        lines = settle(overlap)
+        if lines is None:
+            line = settled.count(b"\n") + 1
             raise Conflict(
-                f"{name} conflicts with another change at line {line}, {place}; nothing is changed",
+                f"{name} conflicts with another change at line {line}, {overlap.place}; nothing is"
+                " changed",
                 name,
             )
-        merged = before + settled + after
+        settled += lines
+    return settled + merged[end:]
+
+
+def place_behind(text: bytes) -> str:
+    """Returns the definition that the line behind a text is in, as Overlap has it."""
+    return (DEFINITION.findall(text) or [b"the imports"])[-1].decode()
 
 
 def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> bytes:
@@ -543,18 +552,29 @@ def by_words(overlap: Overlap) -> bytes | None:
 
 def by_joining(overlap: Overlap) -> bytes | None:
     """Settles an overlap where lines don't depend on each other, in JOINED: those that either side
-    adds are all taken. Returns None elsewhere, or if a setting would come twice."""
+    adds are all taken. Returns None elsewhere, if a setting would come twice, or where one side has
+    equal lines, of which it isn't known which the other one means."""
     if overlap.place not in JOINED:
         return None
-    ours, base, theirs = (
+    sides = [
         side.splitlines(keepends=True) for side in (overlap.ours, overlap.base, overlap.theirs)
-    )
-    joined = [line for line in theirs if line in ours or line not in base]  # kept or added
-    joined += [line for line in ours if line not in theirs and line not in base]
-    settings = SETTING.findall(b"".join(joined))
-    if len(settings) > len(set(settings)):
+    ]
+    joined = b"".join(joined_lines(*sides))
+    settings = SETTING.findall(joined)
+    if any(map(has_doubles, [*sides, settings])):
         return None
-    return b"".join(joined)
+    return joined
+
+
+def joined_lines(ours: list[bytes], base: list[bytes], theirs: list[bytes]) -> list[bytes]:
+    """Returns the lines that both sides keep and those that `theirs` adds, in its order, then those
+    that `ours` alone adds."""
+    lines = [line for line in theirs if line in ours or line not in base]
+    return lines + [line for line in ours if line not in theirs and line not in base]
+
+
+def has_doubles(lines: list[bytes]) -> bool:
+    return len(lines) > len(set(lines))
 
 
 CHECK = """\
@@ -735,7 +755,16 @@ class Edit:
     def series(self) -> Series:
         return Series.of(self.patches)
 
-    def into(self, patch: str | None) -> dict[str, bytes]:
+    def scripts(self, into: str | None) -> dict[str, bytes]:
+        """Returns the scripts with the edit that others follow: the edited one; where that is 01,
+        those from the patch `into` on. Raises StackError, Conflict."""
+        if self.file.name == LAST:
+            return self.carried_back(into)
+        if into is not None:
+            raise StackError(f"--into is for edits of {LAST}; this one belongs to {self.name}")
+        return {self.name: self.text}
+
+    def carried_back(self, patch: str | None) -> dict[str, bytes]:
         """Returns the scripts from a patch to 01 with the edit that was made in 01. Raises
         StackError, Conflict."""
         if patch is None:
@@ -836,13 +865,7 @@ def verify_command(root: Path) -> list[str]:
 def refresh_command(root: Path, file: Path, into: str | None, until: list[str]) -> list[str]:
     """carries an edit into all patches and scripts that build on it"""
     edit = Edit.of(file.resolve(), root)
-    if file.name == LAST:
-        edited = edit.into(into)
-    elif into is not None:
-        raise StackError(f"--into is for edits of {LAST}; this one belongs to {edit.name}")
-    else:
-        edited = {edit.name: edit.text}
-    edited |= edit.kept(until)
+    edited = edit.scripts(into) | edit.kept(until)
     try:
         changed = write_all(carry(edit.patches, edit.old, edited, root))
     except Conflict as conflict:
@@ -1060,6 +1083,7 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
         print("\n".join(command(root, **arguments)), flush=True)
     except BrokenPipeError:  # into `head`, say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO_READER
     except (StackError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 VOCABULARY = 50_304  # as in 01, and as both of them have it
 # What they import for pictures and downloads, which aren't made here.
 UNUSED = "matplotlib", "matplotlib.pyplot", "requests"
+LOOP = "train_model_simple_with_timing"  # the function with the published script's training loop
 
 
 class TheirModel(nn.Module):
@@ -39,6 +40,7 @@ class TheirModel(nn.Module):
     needed: tuple[str, ...]  # what their file must have
     dtype: str  # of the weights
     autocast: str | None = None  # its type
+    matmul_precision: str | None = None  # where their program sets it, and not their file
 
     def __init__(self, compiled: nn.Module, optimizer: torch.optim.Optimizer):
         super().__init__()
@@ -64,6 +66,7 @@ class NanoGPT(TheirModel):
 
     needed = "GPT", "GPTConfig"
     dtype = "float32"
+    matmul_precision = "high"
 
     def __init__(self, theirs: ModuleType, in_float32: bool, config):
         shape = theirs.GPTConfig(
@@ -75,7 +78,6 @@ class NanoGPT(TheirModel):
             dropout=config.dropout,
             bias=False,
         )
-        torch.set_float32_matmul_precision("high")
         model = theirs.GPT(shape).to(config.device)
         optimizer = model.configure_optimizers(
             config.weight_decay, config.learning_rate, (0.9, 0.95), config.device.type
@@ -103,7 +105,7 @@ class PublishedScript(TheirModel):
     """S. Raschka's optimized script, whose own main() makes model and optimizer. It compiles, and
     has no other type than bfloat16."""
 
-    needed = "main", "calc_loss_batch", "create_dataloader_v1", "train_model_simple_with_timing"
+    needed = "main", "calc_loss_batch", "create_dataloader_v1", LOOP
     dtype = "bfloat16"
 
     def __init__(self, theirs: ModuleType, in_float32: bool, config):
@@ -141,16 +143,16 @@ def model_and_optimizer(theirs: ModuleType, config) -> tuple[nn.Module, torch.op
     )
     train = mock.Mock(return_value=(None, None, None))  # the curves of a loop without a step
     stand_ins = mock.patch.multiple(
-        theirs,
-        train_model_simple_with_timing=train,
-        create_dataloader_v1=mock.Mock(),
-        tiktoken=mock.Mock(),
+        theirs, create_dataloader_v1=mock.Mock(), tiktoken=mock.Mock(), **{LOOP: train}
     )
     with stand_ins, tempfile.TemporaryDirectory() as folder, chdir(folder):
         Path("middlemarch.txt").touch()
         theirs.main(shape, settings)
-    trained = train.call_args.kwargs
-    return trained["model"], trained["optimizer"]
+    try:
+        ((_, trained),) = train.call_args_list
+        return trained["model"], trained["optimizer"]
+    except (ValueError, KeyError):
+        sys.exit(f"error: {theirs.__file__} doesn't call {LOOP} once, with model and optimizer")
 
 
 PEERS = {"nanogpt": NanoGPT, "published": PublishedScript}
@@ -173,7 +175,9 @@ class PinnedLoader(DataLoader):
 
 
 def prepare_model(model: TheirModel, config) -> TheirModel:
-    """Returns it as it is: theirs is on the device already."""
+    """Sets what their program sets; returns the model as it is, which is on the device already."""
+    if model.matmul_precision:
+        torch.set_float32_matmul_precision(model.matmul_precision)
     return model
 
 

@@ -21,6 +21,7 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -137,8 +138,8 @@ def parse_arguments(argv: list[str]) -> Options:
         options = Options(*parser.parse_args_into_dataclasses(argv, look_for_args_file=False))
     except ValueError as error:  # of the Trainer's own checks
         parser.error(str(error).splitlines()[0])
-    if wrong := what_is_wrong(*options):
-        parser.error(wrong)
+    for problem in problems_of(*options):
+        parser.error(problem)
     return options
 
 
@@ -150,8 +151,8 @@ def device_named_in(argv: list[str]) -> str | None:
     return options.device
 
 
-def what_is_wrong(experiment: Experiment, trainer: Settings) -> str | None:
-    """Returns what to say of the first wrong setting."""
+def problems_of(experiment: Experiment, trainer: Settings) -> Iterator[str]:
+    """Yields what to say of each wrong setting."""
     choices = {
         "model": (("", *orig.MODELS), f"none of {', '.join(orig.MODELS)}"),
         "dtype": (("float32", "bfloat16"), "neither float32 nor bfloat16"),
@@ -160,14 +161,13 @@ def what_is_wrong(experiment: Experiment, trainer: Settings) -> str | None:
     for name, (values, problem) in choices.items():
         value = getattr(experiment, name)
         if value not in values:
-            return f"argument --{name}: {value!r} is {problem}"
+            yield f"argument --{name}: {value!r} is {problem}"
     if experiment.train_file and not experiment.model_name_or_path:
-        return "argument --train_file: needs --model_name_or_path, whose tokenizer reads it"
-    least = dict(eval_freq=experiment.eval_freq, num_train_epochs=trainer.num_train_epochs)
-    for name, value in least.items():
-        if value <= 0:
-            return f"argument --{name}: {value} is out of range"
-    return None
+        yield "argument --train_file: needs --model_name_or_path, whose tokenizer reads it"
+    if experiment.eval_freq <= 0:
+        yield f"argument --eval_freq: {experiment.eval_freq} is out of range"
+    if trainer.num_train_epochs <= 0:
+        yield f"argument --num_train_epochs: {trainer.num_train_epochs} is out of range"
 
 
 def configure(argv: list[str]) -> orig.Config:
@@ -391,21 +391,31 @@ class Stopwatch(TrainerCallback):
 
     def on_step_end(self, args, state, control, **_):
         self.times.append(orig.now(self.config.device))
-        step, config, data = state.global_step, self.config, self.data
-        done = step == state.max_steps
-        if (step - 1) % config.eval_freq == 0 or step % self.steps_per_epoch == 0 or done:
-            seconds = orig.seconds_between(self.times)
-            losses = [
-                orig.evaluate(self.model, windows, config) for windows in (data.train, data.val)
-            ]
-            self.run.log((step - 1) // self.steps_per_epoch + 1, step - 1, seconds, *losses)
-            if not math.isfinite(sum(losses)):
-                raise FloatingPointError("the loss is not finite: lower --learning_rate")
-            self.times = [orig.now(config.device)]
+        step = state.global_step
+        if self.has_log_line(step) or step == state.max_steps:
+            self.log(step)
+            self.times = [orig.now(self.config.device)]
 
     def on_epoch_end(self, args, state, control, **_):
-        epoch = (state.global_step - 1) // self.steps_per_epoch + 1
-        self.run.epoch(epoch, self.model, self.data.tokenizer)
+        self.run.epoch(self.epoch_of(state.global_step), self.model, self.data.tokenizer)
+
+    def has_log_line(self, step: int) -> bool:
+        """Tells whether 00 logs after a step, counted from 1, that isn't the last one."""
+        return (step - 1) % self.config.eval_freq == 0 or step % self.steps_per_epoch == 0
+
+    def epoch_of(self, step: int) -> int:
+        """Returns the number of the epoch that a step is in, both counted from 1."""
+        return (step - 1) // self.steps_per_epoch + 1
+
+    def log(self, step: int) -> None:
+        """Evaluates the model after a step, and logs that with the times of the steps since the
+        last line. Raises FloatingPointError."""
+        seconds = orig.seconds_between(self.times)
+        texts = self.data.train, self.data.val
+        losses = [orig.evaluate(self.model, windows, self.config) for windows in texts]
+        self.run.log(self.epoch_of(step), step - 1, seconds, *losses)
+        if not math.isfinite(sum(losses)):
+            raise FloatingPointError("the loss is not finite: lower --learning_rate")
 
 
 def train(model, data, config, run: TrainerRecord) -> Trainer:
@@ -436,26 +446,50 @@ def set_up_trainer(options: Options) -> None:
         torch.set_float32_matmul_precision("high")  # the same, by the name that the record reads
 
 
+@dataclass
+class Training:
+    """A new model, trained on the tokens in --data. Only its record is kept."""
+
+    experiment: Experiment
+    config: orig.Config
+
+    def make_model(self) -> nn.Module:
+        """Returns the model; from then on the settings have its shape. Raises orig.UserError."""
+        return new_model(self.experiment, self.config)
+
+    def save(self, trainer: Trainer, tokenizer) -> None:
+        """Saves what comes out of it."""
+
+
+class FineTuning(Training):
+    """A saved model, trained on a text or on the tokens in --data, and saved again."""
+
+    def make_model(self) -> nn.Module:
+        model = saved_model(self.experiment)
+        self.config = config_with_shape(self.config, model.config, self.experiment)
+        return model
+
+    def save(self, trainer: Trainer, tokenizer) -> None:
+        trainer.save_model()
+        if self.experiment.train_file:  # else the tokenizer is 00's
+            tokenizer.tokenizer.save_pretrained(trainer.args.output_dir)
+        print(f"Model: {trainer.args.output_dir}")
+
+
 def run_experiment(options: Options, config: orig.Config, run: TrainerRecord) -> None:
     """Trains a new model, or fine-tunes a saved one and saves the result. Raises orig.UserError."""
     experiment = options.experiment
+    task = Training(experiment, config)
+    if experiment.model_name_or_path:
+        task = FineTuning(experiment, config)
     torch.manual_seed(config.seed)
-    if experiment.model_name_or_path:
-        model = saved_model(experiment)
-        config = config_with_shape(config, model.config, experiment)
-    else:
-        model = new_model(experiment, config)
-    model.to(config.device)
+    model = task.make_model().to(config.device)
     # As in 01: cuDNN's attention rounds dropout to sixteenths.
-    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)
-    data = read_tokens(experiment, config)
-    run.start(model, data, config)
-    trainer = train(model, data, config, run)
-    if experiment.model_name_or_path:
-        trainer.save_model()
-        if experiment.train_file:
-            data.tokenizer.tokenizer.save_pretrained(trainer.args.output_dir)
-        print(f"Model: {trainer.args.output_dir}")
+    torch.backends.cuda.enable_cudnn_sdp(not task.config.dropout)
+    data = read_tokens(experiment, task.config)
+    run.start(model, data, task.config)
+    trainer = train(model, data, task.config, run)
+    task.save(trainer, data.tokenizer)
 
 
 def main() -> int:

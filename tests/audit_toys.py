@@ -925,6 +925,37 @@ def two_optimizers():
             optimizer.zero_grad()
 
 
+def probe():
+    """One optimizer makes an update before the training, and never again."""
+    model = Net()
+    model(*batch()).backward()
+    torch.optim.SGD([model.head.weight]).step()
+    train(model, steps=40)
+
+
+class FailsOnce(torch.optim.SGD):
+    """An optimizer whose first update raises, as for want of memory."""
+
+    has_failed = False
+
+    def step(self, closure=None):
+        if not self.has_failed:
+            self.has_failed = True
+            raise RuntimeError("out of memory")
+        return super().step(closure)
+
+
+def update_fails():
+    """The script skips an update that fails."""
+    model = Net()
+    optimizer = FailsOnce(model.parameters())
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(*batch()).backward()
+        with contextlib.suppress(RuntimeError):
+            optimizer.step()
+
+
 def workers():
     """Batches come from a process."""
     model = Net()

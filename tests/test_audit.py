@@ -10,14 +10,16 @@ import sys
 import warnings
 from collections import defaultdict
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
 import jsonschema
 import pytest
+import torch
 from audit_toys import B, H, T
-from conftest import ROOT, environment, run_python, small, write_tokens
+from conftest import ROOT, environment, load, run_python, small, write_tokens
 from made_up import copy_of_checkout
 
 from bench.commands.audit import Audit
@@ -711,7 +713,7 @@ def test_bfloat16_gains_by_its_share(ladder, share, state):
     for op, is_large in zip(facts["ops"], large, strict=True):
         op["seconds"] = (share if is_large else 1 - share) / counts[is_large]
     gains = {patch: 2.0 for patch in TECHNIQUES}
-    session = Session("x", "x", "cpu", "bfloat16", "x", gains)
+    session = Session("x", "x", "cuda", "bfloat16", "x", gains)
     (row,) = [
         row for row in report_of(facts, sessions=[session])["techniques"] if row["number"] == 5
     ]
@@ -822,6 +824,35 @@ def test_gains_are_from_the_most_similar_machine(name, device, dtype, expected, 
     gains, where = gains_on(machine, reference_sessions())
     assert where == f"measured on {expected}"
     assert gains["05-bfloat16"] == pytest.approx(gain, abs=0.1)
+
+
+def test_gains_from_elsewhere_are_named_by_their_numbers():
+    """Of what no technique is called nothing is said."""
+    machine = dict(name="AMD EPYC", dtype="float32", device="cpu")
+    near = Session("AMD EPYC", "EPYC", "cpu", "float32", "near", {"01-causal-mask": 1.1})
+    far = replace(near, name="Xeon", folder="far", gains={"13-loss-in-graph": 1.2, "other": 1.9})
+    gains, where = gains_on(machine, [near, far])
+    assert where == "measured on EPYC; #13 on other machines"
+    assert gains["01-causal-mask"] == 1.1 and gains["13-loss-in-graph"] == 1.2
+
+
+def test_the_memory_of_a_gpu_by_the_oldest_pytorch(monkeypatch):
+    """It asks for the device by its number, and doesn't say whether memory is shared."""
+    monkeypatch.syspath_prepend(str(CHILD.parent))
+    monkeypatch.delitem(sys.modules, "watch", raising=False)
+    child = load(CHILD)
+    monkeypatch.delitem(sys.modules, "watch")
+    for name, answer in dict(
+        memory_snapshot=lambda: [dict(is_expandable=True)],
+        current_device=lambda: 1,
+        get_device_properties=lambda device: SimpleNamespace(name=f"GPU {device}"),
+        max_memory_reserved=lambda: 2**30,
+        mem_get_info=lambda: (0, 2**34),
+    ).items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    facts = child.gpu_facts()
+    assert (facts["memory"], facts["memory_total"]) == (2**30, 2**34)
+    assert facts["kept"] and facts["shares_memory"] is False
 
 
 @pytest.fixture
@@ -1148,10 +1179,17 @@ def test_one_line_says_what_to_do(name, words, forked_children):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "key", "steps"),
-    [("gan", 1, 4), ("two_optimizers", 1, 4), ("updates_by_hand", "backward", 4)],
+    [
+        ("gan", 1, 4),
+        ("two_optimizers", 1, 4),
+        ("updates_by_hand", "backward", 4),
+        ("probe", 1, 24),
+        ("update_fails", 0, 3),
+    ],
 )
 def test_what_ends_a_step(name, key, steps, forked_children):
-    """The rarest update, of equally frequent ones the last; without any a backward pass."""
+    """The rarest update, of equally frequent ones the last, but of one that goes on and doesn't
+    fail; without any a backward pass."""
     timed, _ = audit([str(TOYS), name], 2)
     assert (timed["key"], timed["steps"]) == (key, steps)
 

@@ -143,6 +143,25 @@ def test_an_old_python(monkeypatch):
     assert "it takes 3.10 or newer" in machine.unsupported()
 
 
+@pytest.mark.parametrize(
+    ("capability", "hip", "precisions"),
+    [
+        ((8, 0), None, {"float32", "TF32", "bfloat16"}),
+        ((7, 5), None, {"float32", "float16", "bfloat16"}),
+        ((6, 1), None, {"float32", "bfloat16"}),
+        ((9, 4), "6.3", {"float32", "bfloat16"}),
+    ],
+)
+def test_rates_on_a_gpu_of_the_oldest_pytorch(monkeypatch, capability, hip, precisions):
+    """Which doesn't say itself whether a GPU has TF32."""
+    monkeypatch.delattr(torch.cuda, "is_tf32_supported", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(machine, "product_rate", lambda precision: 1e12)
+    assert machine.matmul_peak("bfloat16").keys() == precisions
+
+
 @pytest.mark.parametrize(("is_known", "has_rates"), [(True, False), (False, True)])
 def test_rates_are_measured_where_no_datasheet_has_them(monkeypatch, capsys, is_known, has_rates):
     """The machine itself decides, so that it is asked once."""
@@ -344,6 +363,60 @@ def validate(content: dict, kind: str) -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     jsonschema.validate(json.loads(json.dumps(content, allow_nan=False)), SCHEMA)
     jsonschema.validate(content, SCHEMA | {"oneOf": [{"$ref": f"#/$defs/{kind}"}]})
+
+
+FACTS = dict(
+    weights=1,
+    backwards=1,
+    updates=0,
+    autocast=None,
+    compiles=1,
+    checkpoints=1,
+    functions=[],
+    types=["float32"],
+    batch=7,
+    weight_change=1e-7,
+    loss=2.0,
+    graphs=1,
+    budget=1.0,
+    derivatives=dict(w=[1.0, 1e-6, 1.0]),
+)
+
+
+@pytest.fixture
+def made_up_runs(monkeypatch):
+    """A function that lets `gpt-speed gradients` run scripts in no time: whose compiled gradients
+    are `off` by so much, unless it is tried with another memory budget, and of which one fails."""
+
+    def replace(off: float, fails: str) -> None:
+        def run(script, what, order):
+            if what == fails:
+                raise UserError(f"x.py failed, {what}: it broke")
+            is_off = order.compiled and order.mend != "memory_budget"
+            return FACTS | dict(tensors=dict(w=[off if is_off else 1e-7]))
+
+        monkeypatch.setattr("gpt_speed.gradients.run.Script.run", run)
+
+    monkeypatch.setattr(cli, "usable_python", lambda python: sys.executable)
+    monkeypatch.setattr("gpt_speed.children.on_signals", lambda handler: None)
+    return replace
+
+
+@pytest.mark.parametrize("fails", ["with aot_eager", "numeric derivatives"])
+def test_a_wrong_gradient_stays_wrong_where_a_further_run_fails(made_up_runs, capsys, fails):
+    """The exit code, too, is that of a wrong gradient; what failed is noted."""
+    made_up_runs(0.5, fails)
+    assert cli.main(["gradients", "--json", str(TOYS)]) == 4
+    content = json.loads(capsys.readouterr().out)
+    validate(content, "gradients")
+    assert content["verdict"] == "wrong" and content["mends"] == [MENDS["memory_budget"].words]
+    assert [note for note in content["notes"] if "it broke" in note] == content["notes"]
+
+
+def test_a_further_run_that_fails_is_an_error_where_nothing_is_wrong(made_up_runs, capsys):
+    made_up_runs(1e-7, "numeric derivatives")
+    assert cli.main(["gradients", str(TOYS)]) == 1
+    assert "it broke" in capsys.readouterr().err
 
 
 # ---- Whole runs

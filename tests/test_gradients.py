@@ -496,6 +496,14 @@ def test_a_study_refuses_unknown_names(tmp_path):
     assert refusal.value.code == 2
 
 
+def test_names_of_a_study_may_have_spaces(tmp_path):
+    """As those of the other studies."""
+    first, second = (
+        next(Gradients().plans(setup_of(tmp_path, names=names))) for names in ("00,01", "00, 01")
+    )
+    assert [run.name for run in first.runs] == [run.name for run in second.runs]
+
+
 def test_a_compiled_method_is_a_method():
     """What takes the place of torch.compile binds to the object that it is called of."""
     mending = SimpleNamespace(mending=SimpleNamespace(backend=None))

@@ -107,7 +107,6 @@ def simulate(
         ("get_device_capability", (major, minor)),
         ("get_device_properties", SimpleNamespace(multi_processor_count=40)),
         ("init", None),
-        ("is_tf32_supported", major >= 8),
         ("get_arch_list", KERNELS["12.6" if major < 8 else "13.0"]),
     ):
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)

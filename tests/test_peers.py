@@ -202,6 +202,17 @@ def test_a_clone_that_cannot_be_used(clones, forked_children, tmp_path, name, ol
     assert error.value.code == 2 and "\n" not in str(error.value)
 
 
+def test_a_loop_that_is_called_in_another_way(clone, clones):
+    """Model and optimizer are taken from that call."""
+    file = clones["published"] / peers.PEERS["published"].file
+    file.write_text(
+        file.read_text().replace("model=model, train_loader", "net=model, train_loader")
+    )
+    error = clone("published", file).returncode  # what sys.exit() was given
+    assert error.startswith(f"error: {file} doesn't call train_model_simple_with_timing once")
+    assert "\n" not in error
+
+
 # ---- The study ---------------------------------------------------------------------------------
 
 

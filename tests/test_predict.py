@@ -788,6 +788,19 @@ def rows() -> list[dict]:
     return CHECK.compared()
 
 
+def test_what_cannot_be_read_is_not_written_over(tmp_path):
+    """As where a merge has left its marks; hours of traces are in it."""
+    stored = tmp_path / "predict.json"
+    damaged = '{\n<<<<<<< HEAD\n"key": {}\n=======\n}\n'
+    stored.write_text(damaged)
+    with (
+        pytest.raises(UserError, match="predict.json is damaged"),
+        store.changed_entries(tmp_path) as entries,
+    ):
+        entries["other"] = {}
+    assert stored.read_text() == damaged
+
+
 def test_checks_come_first(rows):
     """Figures that constants were tuned on, that led to a change or are outside of the model are
     none."""

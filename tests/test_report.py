@@ -50,6 +50,7 @@ from bench.report.machine_section import headline
 from bench.report.notes import full_notes, provenance
 from bench.report.pictures import place_of
 from bench.report.tables import full_table
+from bench.report.to_loss import speedup_with_interval
 from bench.studies import all_studies, time_to_loss
 from gpt_speed import children
 from gpt_speed.audit.checks import CANT_TELL, LACKS
@@ -234,6 +235,16 @@ def test_lines_of_a_diff(monkeypatch):
     diff = "--- a/00.py\n+++ b/00.py\n@@ -1,3 +1,3 @@\n a\n-b\n+c\n+d\n \n"
     monkeypatch.setattr(technique_pages, "diff_of", lambda patch: diff)
     assert technique_pages.lines_changed(technique_pages.techniques()[0]) == "+2 −1"
+
+
+@pytest.mark.parametrize(
+    ("sign", "interval", "text"),
+    [("> ", None, "> 3.1×"), ("< ", None, "< 3.1×"), ("", (2.9, 3.34), "3.1× (2.9–3.3)")],
+)
+def test_a_speedup_to_a_loss_that_one_script_missed_is_a_bound(sign, interval, text):
+    speedup = SimpleNamespace(factor=3.1, sign=sign, interval=interval, significance=None)
+    row = SimpleNamespace(run=SimpleNamespace(stage="01"), speedup=lambda goal: speedup)
+    assert speedup_with_interval(row, Goal(3.0)) == text
 
 
 def test_the_title_of_times_to_a_loss():

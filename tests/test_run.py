@@ -3,6 +3,7 @@ long and at which batch size, with made-up runs in place of real ones; one study
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -592,6 +593,33 @@ def test_dry_run(place, plan, capsys):
     run.dry_run(Toy(plan), place.setup, 2, resume=REQUIRED)
     assert capsys.readouterr().out.endswith("3 runs, about 15 s\n")  # 0 by the first round
     assert place.path.read_bytes() == before
+
+
+def test_a_dry_run_knows_the_machine_from_a_finished_measurement(place, plan, capsys):
+    """A later one that was interrupted may not have its rate yet."""
+    write_journal(place.setup.results, "stages", plan_of("a"))
+    write_journal(place.setup.results, "stages", plan_of("a"), id="2", matmul_peak={})
+    assert run.peak_of_before(place.setup) == PEAK
+    run.dry_run(Toy(plan), place.setup, 2, resume=NEVER)
+    assert "no estimate" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("batch", "advice"), [(4, "--batch-size 2"), (1, None)])
+def test_what_to_do_where_memory_runs_out(tmp_path, monkeypatch, capsys, batch, advice):
+    """Nothing is smaller than one sequence."""
+    place = Place(tmp_path, monkeypatch, MACHINE)
+    monkeypatch.setattr(
+        "bench.measure.sizing.configurations",
+        lambda runs, setup: {
+            name: config | dict(batch_size=batch)
+            for name, config in place.children.configurations(runs, setup).items()
+        },
+    )
+    place.children.does["a"] = dict(status="out_of_memory", error="out of memory: x")
+    place.run(place.plan("a"))
+    out = capsys.readouterr().out
+    assert "out of memory: x" in out
+    assert re.findall(r"--batch-size \d+", out) == ([advice] if advice else [])
 
 
 def child(code=0, err="", whole=True, hangs=False, **record):
@@ -1240,7 +1268,14 @@ def test_help(main, command):
 
 
 @pytest.mark.parametrize(
-    "command", [["measure.py", "predict", "--gpu", "list"], ["plot_results.py"]]
+    "command",
+    [
+        ["measure.py", "predict", "--gpu", "list", "--results-dir", "{folder}"],
+        ["plot_results.py", "--results-dir", "{folder}"],
+        ["-m", "gpt_speed", "gpus"],
+        ["patches/stack.py", "list"],
+        ["data/prepare.py", "README.md", "--out", "{folder}/data"],
+    ],
 )
 def test_output_that_nobody_reads(command, tmp_path):
     """Such as `measure.py ... | head -1`: no traceback, and the code of a program that SIGPIPE has
@@ -1249,7 +1284,8 @@ def test_output_that_nobody_reads(command, tmp_path):
         reader, writer = os.pipe()
         os.close(reader)
         result = subprocess.run(
-            [sys.executable, ROOT / command[0], *command[1:], "--results-dir", tmp_path],
+            [sys.executable, *(word.format(folder=tmp_path) for word in command)],
+            cwd=ROOT,
             stdout=writer,
             stderr=subprocess.PIPE,
             env=environment(PYTHONUNBUFFERED=unbuffered),

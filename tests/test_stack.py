@@ -408,7 +408,7 @@ def test_edit_becomes_a_variant(tree, file, next_one, more):
                 (r"Base: .*\n", "Base: ddp\n", "its Base: has to be 00_orig"),
                 ("^", "Published: 27648 tok/sec, 26.2422 GB\n", "its header needs Published: "),
                 (r"Loss: ", "Loss: unchanged\nLoss: ", "its header has Loss: twice"),
-                (r"Source: ", "Sources: ", "its header has Sources: .*unknown"),
+                (r"Source: ", "Sources: ", "its header has Sources:, .*unknown"),
                 (r"\n\n(.+\n)+\n", "\n\n", "prose and a blank line"),
                 (r"\n\Z", "\r\n", r"every line has to end with \\n"),
             )
@@ -757,6 +757,18 @@ def test_lines_that_both_sides_add_are_joined():
             )
     with pytest.raises(stack.Conflict, match="another change at line 2, the imports"):
         stack.merge(base, theirs, ours, "it")
+
+
+def test_equal_lines_are_not_joined():
+    """One of them would be lost, such as the end of a call."""
+    base, ours, theirs = (
+        b"".join(b'    add("--%c",\n    )\n' % name for name in names)
+        for names in (b"a", b"ab", b"ac")
+    )
+    assert stack.by_joining(stack.Overlap("def make_parser", ours, base, theirs)) is None
+    whole = (text.replace(b",\n    )", b")") for text in (ours, base, theirs))
+    joined = stack.by_joining(stack.Overlap("def make_parser", *whole))
+    assert joined == b'    add("--a")\n    add("--c")\n    add("--b")\n'
 
 
 def test_a_run_of_several_variants():

@@ -28,7 +28,7 @@ from matplotlib import pyplot as plt
 from bench.analysis.folders import newest_in
 from bench.analysis.gains import ladder_sessions
 from bench.analysis.rows import Rows
-from bench.catalogue import Scripts
+from bench.catalogue import Scripts, at_dropout_of
 from bench.common import ROOT
 from bench.measure.plan import SCRATCH, Growth, Plan
 from bench.report import scripts
@@ -39,6 +39,7 @@ from bench.studies import all_studies, search, stages, versions
 from bench.studies.profile import kind_of
 from bench.studies.scaling import efficiency_of, numbers
 from gpt_speed.common import UserError
+from gpt_speed.gains import technique_names
 from gpt_speed.tables import markdown
 from patches import stack
 
@@ -252,6 +253,25 @@ def test_whose_factor_it_is(tmp_path, techniques, machine, credits):
     for row in rows[1:]:
         several = f"techniques {row.techniques[0]} to"
         assert any(several in text for text in texts) == (row not in alone)
+
+
+def test_02_is_no_technique(tmp_path):
+    """Audits name the techniques of other machines' ladders by their numbers."""
+    measure(tmp_path, "ladder", machine=GPUS)
+    (session,) = ladder_sessions(tmp_path)
+    assert session.gains.keys() == technique_names().keys() - {"ddp"}
+
+
+@pytest.mark.parametrize(
+    ("value", "is_off"),
+    [("0", True), ("0.0", True), (".0", True), ("0e0", True), ("0.1", False), ("none", False)],
+)
+def test_a_variant_without_dropout_is_compared_to_01_without(value, is_off):
+    """However the number is spelled."""
+    base = SCRIPTS.stage("01")
+    reference = at_dropout_of(["--dropout", value], base)
+    assert (reference.options == ("--dropout", "0")) is is_off
+    assert (reference is base) is not is_off
 
 
 def test_ladder_without_a_common_round(tmp_path):

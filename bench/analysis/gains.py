@@ -174,5 +174,5 @@ def gains_in(rows: Rows) -> dict[str, float]:
     return {
         str(row.run.script): row.factor
         for row in rows
-        if row.factor and row.run.number and len(row.techniques) < 2
+        if row.factor and row.is_step and len(row.techniques) < 2  # 02 is none
     }

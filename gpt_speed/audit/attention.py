@@ -264,12 +264,13 @@ class Candidate:
         if op not in self.weights:
             return False
         heads = self.weights[op].older["shape"][:2]
+        has_so_many = max(heads) * math.prod(self.size) <= self.count
+        return has_so_many and self.touches_scores(op) and not self.other_sizes.isdisjoint(heads)
+
+    def touches_scores(self, op: Op) -> bool:
+        """Tells whether an operator makes scores, or reads what was made as such."""
         makers = [op, *(tensor.maker for tensor in op.inputs if tensor.maker)]
-        return (
-            max(heads) * math.prod(self.size) <= self.count
-            and any(self.is_of_scores(maker.outputs[0].shape) for maker in makers)
-            and not self.other_sizes.isdisjoint(heads)
-        )
+        return any(self.is_of_scores(maker.outputs[0].shape) for maker in makers)
 
     @cached_property
     def other_sizes(self) -> set[int]:

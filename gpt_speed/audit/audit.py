@@ -5,6 +5,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -80,17 +81,22 @@ def with_twice_the_batch(command: list[str], option: str, has_cards: bool) -> Do
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise UserError("--batch-option is for one process: leave out torchrun", 2)
     name = option.lstrip("-")
-    for index, word in enumerate(command):
+    for index, (word, following) in enumerate(pairwise([*command, ""])):
         key, sign, value = word.partition("=")
         if key.lstrip("-") != name:
             continue
-        if not sign:
-            value = "".join(command[index + 1 : index + 2])
         if value.isdecimal():
-            batch = 2 * int(value)
-            words = [f"{key}={batch}"] if sign else [key, str(batch)]
-            return Doubled([*command[:index], *words, *command[index + len(words) :]], batch)
+            return doubled_at(command, index, value, before=f"{key}=")
+        if not sign and following.isdecimal():
+            return doubled_at(command, index + 1, following)
     raise UserError(f"--batch-option {option}: the script's command has no {name} with a number", 2)
+
+
+def doubled_at(command: list[str], index: int, value: str, before: str = "") -> Doubled:
+    """Returns a command with twice the value in the word of this index, where it stands behind
+    `before`."""
+    batch = 2 * int(value)
+    return Doubled([*command[:index], f"{before}{batch}", *command[index + 1 :]], batch)
 
 
 def machine_of(python: str, timed: dict) -> dict:

@@ -44,27 +44,40 @@ class Finding(NamedTuple):
         return self.place or (self.ops[0].place if self.ops else "")
 
 
+class OlderMask(NamedTuple):
+    """What a mask of attention is made of that is older than the step, and where it is applied."""
+
+    call: Attention
+    op: Op  # which applies it
+    source: dict  # as watch.describe_older describes it
+
+
 def causal_mask(step: Step) -> Finding:
     """Asks whether the causal mask is made on the fly: a stored one is read in each call."""
-    masks = [older_masks(call) for call in step.attentions]
-    stored = [[op for op, source in sources if source["triangle"]] for sources in masks]
-    ops = [*dict.fromkeys(op for of_call in stored for op in of_call)]
-    if ops:
-        calls, tokens = counted(sum(map(bool, stored)), "call"), ops[0].outputs[0].shape[-2]
-        return Finding(LACKS, f"{calls} of attention with a stored triangle, {tokens} tokens", ops)
-    older = [op for sources in masks for op, _ in sources]
-    if older:
-        return Finding(CANT_TELL, "a mask that comes from outside the step", older)
+    masks = [mask for call in step.attentions for mask in older_masks(call)]
+    stored = [mask for mask in masks if mask.source["triangle"]]
+    if stored:
+        return stored_masks(stored)
+    if masks:
+        evidence = "a mask that comes from outside the step"
+        return Finding(CANT_TELL, evidence, [mask.op for mask in masks])
     if any(call.masks or call.causal for call in step.attentions):
         evidence = "the mask is made in the step, or the kernel knows that it is causal"
         return Finding(HAS, evidence)
     return Finding(NOT_HERE, "no masked attention")
 
 
-def older_masks(call: Attention) -> list[tuple[Op, dict]]:
-    """Returns what a call's masks are made of that is older than the step, with the operators that
-    apply it."""
-    return [(op, source) for op, mask in call.masks for source in mask.sources()]
+def older_masks(call: Attention) -> list[OlderMask]:
+    """Returns what a call's masks are made of that is older than the step."""
+    return [OlderMask(call, op, source) for op, mask in call.masks for source in mask.sources()]
+
+
+def stored_masks(masks: list[OlderMask]) -> Finding:
+    """Returns the finding where calls read stored triangles, each of them maybe more than one."""
+    calls = counted(len({id(mask.call) for mask in masks}), "call")
+    ops = [*dict.fromkeys(mask.op for mask in masks)]
+    tokens = ops[0].outputs[0].shape[-2]
+    return Finding(LACKS, f"{calls} of attention with a stored triangle, {tokens} tokens", ops)
 
 
 def tensor_cores(step: Step) -> Finding:

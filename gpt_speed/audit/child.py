@@ -34,6 +34,7 @@ marks = runpy.run_path(str(Path(__file__).with_name("marks.py")))
 hook = script["hook"]
 WARM_UP = 3  # steps that aren't timed: compilation, first allocations
 ENOUGH = 20  # timed steps
+MOST = WARM_UP + ENOUGH  # steps of a timed run
 LONGEST = 20  # seconds since the first step's end, after which two timed steps are enough
 SHORTEST = 0.3  # seconds of which the share is told that the script had a core for
 LAST_STEP, ENDED = "audit/last step", "audit/ended"  # what ranks tell each other
@@ -92,6 +93,8 @@ class Steps:
     def begin_backward(self, *args, **kwargs):
         """A hook before torch.autograd.backward and .grad; returns one for after it."""
         self.backwards += 1
+        if not is_in_update():  # one that began, and didn't end, has failed
+            watch.updates = 0
         if watch.recording:
             watch.begin_backward(args[0] if args else kwargs.get("tensors", kwargs.get("outputs")))
             watch.recording.syncs += [model.require_backward_grad_sync for model in self.models]
@@ -132,7 +135,7 @@ class Steps:
         """Begins to count after the warm-up, and ends the process when the steps are enough."""
         if len(ends) == WARM_UP + 1:
             self.graphs = compiler_counts("stats")["unique_graphs"]
-        enough = len(ends) > WARM_UP + ENOUGH or len(ends) > 2 and ends[-1] - ends[0] > LONGEST
+        enough = len(ends) > MOST or len(ends) > 2 and ends[-1] - ends[0] > LONGEST
         if is_last_step(len(ends), enough):
             finish("timed")
 
@@ -148,8 +151,22 @@ class Steps:
 
     @property
     def rarest(self) -> int | str | None:
-        """The optimizer whose updates end a step; of equally frequent ones, the last."""
-        return min(reversed(self.ends), key=lambda key: len(self.ends[key]), default=None)
+        """The optimizer whose updates end a step; of equally frequent ones, the last. One that is
+        done with, as that of a probe before the training, doesn't count."""
+        running = [key for key in self.ends if not self.is_over(key)]
+        return min(reversed(running), key=lambda key: len(self.ends[key]), default=None)
+
+    def is_over(self, key: int | str) -> bool:
+        """Tells whether an optimizer seems to be done with: since its last update, another one has
+        made as many as a whole timed run has."""
+        last = self.ends[key][-1]
+        return any(len(ends) > MOST and ends[-MOST - 1] > last for ends in self.ends.values())
+
+
+def is_in_update() -> bool:
+    """Tells whether an optimizer's update has called this function, by its closure or itself."""
+    own = torch_optimizer.__file__
+    return any(frame.f_code.co_filename == own for frame in frames_from(sys._getframe()))
 
 
 def compiler_counts(group: str) -> Counter:

@@ -127,16 +127,19 @@ def report_of(
     command: list[str], order: dict, environment: dict[str, str], minutes: float, python: str
 ) -> tuple[dict, str]:
     """Returns what a child reports, and its stderr. Raises UserError."""
-    goal = "watched" if order["mode"] == "watch" else "timed"
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
-        return children.report_of_child(
-            [python, CHILD, json.dumps(order | dict(report=str(report))), *command],
-            report,
-            60 * minutes,
-            environment,
-            script=script_name(command),
-            if_ended="before the audit was done",
-            if_stuck=f"is stuck, or too slow to be {goal} in {minutes:g} minutes: give it a smaller"
-            " batch or fewer micro-batches, or the audit more --minutes",
-        )
+        words = json.dumps(order | dict(report=str(report)))
+        try:
+            return children.report_of_child(
+                [python, CHILD, words, *command], report, 60 * minutes, environment
+            )
+        except children.NoReport as child:
+            name = script_name(command)
+            if child.ending:
+                raise UserError(f"{name} {child.ending}, before the audit was done")
+            goal = "watched" if order["mode"] == "watch" else "timed"
+            raise UserError(
+                f"{name} is stuck, or too slow to be {goal} in {minutes:g} minutes: give it a"
+                " smaller batch or fewer micro-batches, or the audit more --minutes"
+            )

@@ -275,16 +275,18 @@ def halve_loss(memory: StepMemory, index: int) -> None:
     """Does so with the log-softmax of this index. What it makes is half as large, and so is its
     gradient; the copy lives from then on until the loss's gradient is there."""
     (copied,), (result,) = memory.ops[index - 1].writes, memory.ops[index].writes
-    halved, end = [result], index + 1
-    for later, op in enumerate(memory.ops):
-        if op.phase == "backward" and result in op.reads:
-            if op.name.startswith("nll_loss"):
-                end = later + 1
-            elif op.name == "_log_softmax_backward_data":
-                halved += op.writes
-    for number in halved:
-        memory.storages[number].size //= 2
-    memory.storages[copied].born, memory.storages[copied].died = index, end
+    readers = {
+        later: op
+        for later, op in enumerate(memory.ops)
+        if op.phase == "backward" and result in op.reads
+    }
+    losses = [later for later, op in readers.items() if op.name.startswith("nll_loss")]
+    gradients = [op.writes for op in readers.values() if op.name == "_log_softmax_backward_data"]
+    storages = memory.storages
+    for number in {result}.union(*gradients) & storages.keys():
+        storages[number].size //= 2
+    if copied in storages:
+        storages[copied].born, storages[copied].died = index, max(losses, default=index) + 1
 
 
 def compare_autocast(translation: Translation) -> None:

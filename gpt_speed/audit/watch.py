@@ -81,32 +81,34 @@ class Recording:
         self.is_recurrent = False  # whether the script has a module of that kind
         self.syncs = []  # whether each backward pass reduces gradients over ranks
 
-    def add(self, func, args: tuple, kwargs: dict, result, caller: "Caller", phase: str) -> None:
+    def add(self, call: "OperatorCall", caller: "Caller", phase: str) -> None:
         """Adds the WatchedOp of a call. Its gradient's operators get its index as their origin."""
-        name, arguments = identify(func, args, kwargs)
-        flops, kernel = work_of(func, args, kwargs, result)
-        tensors = tensors_in(result)
-        origin = None
-        if phase == "backward":
-            origin = self.current_origin()
-        else:
-            self.nodes.setdefault(torch.autograd._get_sequence_nr() - 1, len(self.ops))
+        origin = self.origin_in(phase)
+        flops, kernel = call.work()
         op = WatchedOp(
-            name,
-            inputs=self.inputs(arguments),
-            outputs=[self.describe(tensor) for tensor in tensors],
+            call.name,
+            inputs=self.inputs(call.arguments),
+            outputs=[self.describe(tensor) for tensor in call.made],
             phase=phase,
             origin=origin,
             place=caller.place,
             function=caller.function,
             call=caller.call,
             compiled=caller.is_compiled or origin is not None and self.ops[origin].compiled,
-            device=next((x.device.type for x in tensors_in(args) or tensors), ""),
+            device=call.device,
             flops=flops,
             kernel=kernel,
-            scalars=scalars_of(name, arguments, result) | transfer_of(name, arguments, result),
+            scalars=call.scalars(),
         )
         self.ops.append(op)
+
+    def origin_in(self, phase: str) -> int | None:
+        """Returns the origin of the operator that is added next. Where that runs in a forward pass,
+        it may make a node of autograd's, and is noted as its maker."""
+        if phase == "backward":
+            return self.current_origin()
+        self.nodes.setdefault(torch.autograd._get_sequence_nr() - 1, len(self.ops))
+        return None
 
     def add_backward(self, tensors) -> None:
         """Adds a WatchedOp that stands for the begin of a backward pass from the tensors."""
@@ -216,7 +218,7 @@ class Watch(TorchDispatchMode):
         seconds = now() - began
         phase = self.current_phase()
         caller = self.callers.of(sys._getframe(), phase)
-        self.recording.add(func, args, kwargs, result, caller, phase)
+        self.recording.add(OperatorCall(func, args, kwargs, result), caller, phase)
         self.recording.ops[-1].seconds = seconds
         self.recording.ops[-1].scalars |= self.marks
         return result
@@ -274,6 +276,65 @@ class Watch(TorchDispatchMode):
         return "forward"
 
 
+class OperatorCall:
+    """A call of an operator: its `name`, as "mm"; its `arguments` by their names in its schema;
+    what it `made`."""
+
+    def __init__(self, func, args: tuple, kwargs: dict, result):
+        self.func, self.args, self.kwargs, self.result = func, args, kwargs, result
+        self.name, names = signature(func)
+        if names is None:
+            names = map(str, range(len(args)))
+        self.arguments = dict(zip(names, args, strict=False)) | kwargs
+        self.made = tensors_in(result)
+
+    @property
+    def device(self) -> str:
+        """The type of the device that it runs on; "" without tensors."""
+        return next((tensor.device.type for tensor in tensors_in(self.args) or self.made), "")
+
+    def work(self) -> tuple[int, tuple | None]:
+        """Returns its FLOPs and the first four fields of its gpt_speed.counting.Kernel; 0 and None
+        where counting knows no formula for its arguments."""
+        call = self.func, self.args, self.kwargs, self.result
+        flops, kernel = 0, None
+        with contextlib.suppress(Exception):  # PyTorch's formulas raise any, and the script goes on
+            flops = counting["flops_of"](*call)
+            kernel = counting["kernel_of"](*call, is_tensor)
+        return flops, kernel and kernel[:4]
+
+    def scalars(self) -> dict:
+        """Returns the arguments of SCALARS, the `tokens` of a loss that is their mean, and what is
+        known of a copy to another device."""
+        scalars = {
+            name: self.arguments[name]
+            for name in SCALARS
+            if name in self.arguments and not is_tensor(self.arguments[name])
+        }
+        if self.name == "nll_loss_forward" and self.arguments.get("reduction") == MEAN:
+            scalars["tokens"] = float(self.result[1])
+        return scalars | self.transfer()
+
+    def transfer(self) -> dict:
+        """Returns the `source` of a copy from one device to another, and whether its memory is
+        `pinned`; {} for all else."""
+        if self.name not in ("_to_copy", "copy_"):
+            return {}
+        source = self.arguments["src" if self.name == "copy_" else "self"]
+        if source.device.type == self.result.device.type:
+            return {}
+        return dict(source=source.device.type, pinned=source.is_cpu and source.is_pinned())
+
+
+@functools.cache
+def signature(func) -> tuple[str, list[str] | None]:
+    """Returns an operator's name, and its arguments' names; operators of higher order have no
+    schema that tells those."""
+    name = str(getattr(func, "_overloadpacket", func)).removeprefix("aten.")
+    schema = getattr(func, "_schema", None)
+    return name, [argument.name for argument in schema.arguments] if schema else None
+
+
 class Caller(NamedTuple):
     """What a stack of functions says of the operator that was called from it."""
 
@@ -319,59 +380,9 @@ def living() -> tuple[list, list]:
     return tensors, modules
 
 
-def identify(func, args: tuple, kwargs: dict) -> tuple[str, dict]:
-    """Returns an operator's name, as "mm", and its arguments by their names in its schema."""
-    name, names = signature(func)
-    if names is None:
-        names = map(str, range(len(args)))
-    return name, dict(zip(names, args, strict=False)) | kwargs
-
-
-@functools.cache
-def signature(func) -> tuple[str, list[str] | None]:
-    """Returns an operator's name, and its arguments' names; operators of higher order have no
-    schema that tells those."""
-    name = str(getattr(func, "_overloadpacket", func)).removeprefix("aten.")
-    schema = getattr(func, "_schema", None)
-    return name, [argument.name for argument in schema.arguments] if schema else None
-
-
 @functools.cache
 def type_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def work_of(func, args: tuple, kwargs: dict, result) -> tuple[int, tuple | None]:
-    """Returns an operator's FLOPs and the first four fields of its gpt_speed.counting.Kernel; 0
-    and None where counting knows no formula for its arguments."""
-    flops, kernel = 0, None
-    with contextlib.suppress(Exception):  # PyTorch's formulas raise any, and the script goes on
-        flops = counting["flops_of"](func, args, kwargs, result)
-        kernel = counting["kernel_of"](func, args, kwargs, result, is_tensor)
-    return flops, kernel and kernel[:4]
-
-
-def scalars_of(name: str, arguments: dict, result) -> dict:
-    """Returns the arguments of SCALARS, and the `tokens` of a loss that is their mean."""
-    scalars = {
-        argument: arguments[argument]
-        for argument in SCALARS
-        if argument in arguments and not is_tensor(arguments[argument])
-    }
-    if name == "nll_loss_forward" and arguments.get("reduction") == MEAN:
-        scalars["tokens"] = float(result[1])
-    return scalars
-
-
-def transfer_of(name: str, arguments: dict, result) -> dict:
-    """Returns the `source` of a copy from one device to another, and whether its memory is
-    `pinned`; {} for all else."""
-    if name not in ("_to_copy", "copy_"):
-        return {}
-    source = arguments["src" if name == "copy_" else "self"]
-    if source.device.type == result.device.type:
-        return {}
-    return dict(source=source.device.type, pinned=source.is_cpu and source.is_pinned())
 
 
 def frames_from(frame) -> list:

@@ -98,16 +98,22 @@ def compile_in_place_of(own_compile, keeper: Keeper, call):
             return partial(compile, **options)
         keeper.facts.compiles += 1
         compiled = own_compile(model, **options | backend_options(keeper))
-        if isinstance(compiled, torch.nn.Module):
+        if isinstance(compiled, torch.nn.Module):  # whose class has other calls: see hook_compiler
             return compiled
-
-        @wraps(model)
-        def called(*args, **kwargs):  # a function, which also binds as a method
-            return call(compiled, *args, **kwargs)
-
-        return called
+        return called_by(call, model, compiled)
 
     return compile
+
+
+def called_by(call, function, compiled):
+    """Returns a function like the one that was compiled, whose calls `call` makes. It is one
+    itself, so that it also binds as a method."""
+
+    @wraps(function)
+    def called(*args, **kwargs):
+        return call(compiled, *args, **kwargs)
+
+    return called
 
 
 def method_in_place_of(own_method, keeper: Keeper, call):

@@ -29,6 +29,11 @@ class Check:
     wrong: dict[str, float] = field(default_factory=dict)  # how far tensors are off
     is_numeric: bool = False
 
+    @property
+    def is_right(self) -> bool:
+        """Whether something was judged, and nothing is wrong."""
+        return bool(self.judged and not self.wrong)
+
 
 def by_other_run(name: str, roundings: dict, type: str, facts: dict) -> Check:
     """Judges the gradients of a compiled program by how far each tensor is from that of the
@@ -71,11 +76,15 @@ def unlike(base: dict, again: dict, jitter: float) -> str:
     """Returns the first thing in which two runs differ that should be the same; "" for none."""
     if again["batch"] != base["batch"]:
         return "the first batch is another one"
-    most = 100 * jitter  # by which what is jittered alone may differ, relative to it
-    if again["weight_change"] > most:
+    tolerated = 100 * jitter  # relative to what is jittered
+    if again["weight_change"] > tolerated:
         return "the initial weights are other ones"
     losses = base["loss"], again["loss"]
-    bound = max(SAME_LOSS, most)
-    if None not in losses and abs(losses[0] - losses[1]) > bound * abs(losses[0]):
+    if None not in losses and differ(*losses, max(SAME_LOSS, tolerated)):
         return f"the loss is {losses[0]:.6g} and {losses[1]:.6g}"
     return ""
+
+
+def differ(number: float, other: float, tolerated: float) -> bool:
+    """Tells whether two numbers differ by more than is tolerated, relative to the first one."""
+    return abs(number - other) > tolerated * abs(number)

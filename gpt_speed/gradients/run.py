@@ -63,20 +63,23 @@ class Script:
         """Returns what child.py reports; `what` says to a reader how the script runs. Raises
         UserError where it makes no update."""
         began = time.monotonic()
-        report = self.folder / f"{what}.json"
-        words = json.dumps(asdict(replace(order, report=str(report))))
-        facts, err = children.report_of_child(
-            [self.python, CHILD, words, *self.command],
-            report,
-            60 * self.minutes,
-            order.environment,
-            script=script_name(self.command),
-            if_ended="before its first update",
-            if_stuck=f"made no update in {self.minutes:g} minutes: see --minutes",
-        )
+        facts, err = self.reported(self.folder / f"{what}.json", order)
         self.check(facts, what, err)
         print(f"{what}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         return facts
+
+    def reported(self, report: Path, order: Order) -> tuple[dict, str]:
+        """Returns what child.py writes into the file `report`, and its stderr. Raises UserError
+        where it writes nothing."""
+        words = json.dumps(asdict(replace(order, report=str(report))))
+        command = [self.python, CHILD, words, *self.command]
+        try:
+            return children.report_of_child(command, report, 60 * self.minutes, order.environment)
+        except children.NoReport as child:
+            how = f"made no update in {self.minutes:g} minutes: see --minutes"
+            if child.ending:
+                how = f"{child.ending}, before its first update"
+            raise UserError(f"{script_name(self.command)} {how}")
 
     def check(self, facts: dict, what: str, err: str) -> None:
         """Raises UserError unless a run came to its first update."""
@@ -129,6 +132,16 @@ class Baseline:
         return coarsest(self.facts["types"])
 
     @property
+    def autocast(self) -> str | None:
+        """The type of the script's autocast, also where that was switched off; None without."""
+        return self.facts["autocast"]
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the script asks for torch.compile, which does nothing here."""
+        return bool(self.facts["compiles"])
+
+    @property
     def compiled_order(self) -> Order:
         return replace(self.order, compiled=True, compare=self.file)
 
@@ -149,21 +162,25 @@ class ComparedRuns:
 
     def compare_all(self) -> None:
         """Adds all checks to the answer. Raises NotCompared where the script forbids them."""
-        baseline = self.uncompiled()
-        autocast = baseline.facts["autocast"]
-        compiles = baseline.facts["compiles"]
-        if autocast:
-            baseline = self.without_autocast(baseline)
+        baseline = self.baseline()
         roundings = self.roundings(baseline)
-        if not compiles:
+        if not baseline.compiles:
             self.answer.notes.append("nothing is compiled")
-            self.compare_to_numeric(baseline, risks_of(baseline.facts), compiled=False)
+            self.compare_to_numeric(baseline, risks_of(baseline.facts))
             return
         budget = self.compare_compiled(baseline, roundings)
-        if autocast:
-            self.compare_autocast(baseline, autocast)
-        self.compare_to_numeric(baseline, risks_of(baseline.facts, budget), compiled=True)
+        if baseline.autocast:
+            self.compare_autocast(baseline, baseline.autocast)
+        self.compare_to_numeric(baseline, risks_of(baseline.facts, budget))
         self.find_mends()
+
+    def baseline(self) -> Baseline:
+        """Runs the script uncompiled, and where it has autocast again without. Raises
+        NotCompared."""
+        as_it_is = self.uncompiled()
+        if not as_it_is.autocast:
+            return as_it_is
+        return self.without_autocast(as_it_is)
 
     def uncompiled(self) -> Baseline:
         """Runs the script as it is, uncompiled. Raises NotCompared if its gradients aren't there
@@ -207,7 +224,7 @@ class ComparedRuns:
         trial = Trial(name, order, partial(by_other_run, name, roundings, baseline.type))
         compiled = self.script.run("compiled", order)
         if compiled["graphs"]:
-            self.add(trial, compiled)
+            self.add(trial, trial.judge(compiled))
         else:
             self.answer.notes.append("torch.compile was called, but compiled nothing until then")
         return compiled["budget"]
@@ -219,9 +236,9 @@ class ComparedRuns:
         order = replace(baseline.compiled_order, float32=False)
         roundings = baseline.facts["tensors"]
         trial = Trial(name, order, partial(by_other_run, name, roundings, autocast))
-        self.add(trial, self.script.run("compiled, with autocast", order))
+        self.add(trial, trial.judge(self.script.run("compiled, with autocast", order)))
 
-    def compare_to_numeric(self, baseline: Baseline, risks: list[str], compiled: bool) -> None:
+    def compare_to_numeric(self, baseline: Baseline, risks: list[str]) -> None:
         """Compares to numeric derivatives, where there are risks: masks may be drawn anew in the
         backward pass, or a backward pass is written by hand."""
         if not risks:
@@ -232,38 +249,42 @@ class ComparedRuns:
             return
         order = replace(
             baseline.order,
-            compiled=compiled,
+            compiled=baseline.compiles,
             compare=baseline.file,
             same_masks=False,
             seconds=SECONDS,
         )
         trial = Trial(name, order, partial(by_numbers, name))
-        try:
-            self.add(trial, self.script.run("numeric derivatives", order))
-        except UserError as error:
-            if not any(check.wrong for check in self.answer.checks):
-                raise
-            self.answer.notes.append(f"{name}: {error}")
+        check = self.further_check(trial, "numeric derivatives", name)
+        if check:
+            self.add(trial, check)
 
-    def add(self, trial: Trial, facts: dict) -> None:
-        check = trial.judge(facts)
+    def further_check(self, trial: Trial, what: str, note: str) -> Check | None:
+        """Runs a trial, which `what` names, and judges it. Raises UserError if it fails; but where
+        a gradient is known to be wrong already, the answer is that, with the error behind a
+        `note`."""
+        try:
+            return trial.judge(self.script.run(what, trial.order))
+        except UserError as error:
+            if not self.answer.wrong:
+                raise
+            self.answer.notes.append(f"{note}: {error}")
+            return None
+
+    def add(self, trial: Trial, check: Check) -> None:
         self.judged.append((trial, check))
         self.answer.checks.append(check)
 
     def find_mends(self) -> None:
         """Runs the first wrong check, if there is one, with each of MENDS; adds those to the answer
         with which it comes out right."""
-        trial = next((trial for trial, check in self.judged if check.wrong), None)
-        if not trial:
+        wrong = next((trial for trial, check in self.judged if check.wrong), None)
+        if not wrong:
             return
         for mend in MENDS:
-            order = replace(trial.order, compiled=True, mend=mend)
-            try:
-                check = trial.judge(self.script.run(f"with {mend}", order))
-            except UserError as error:  # what is wrong is known without it
-                self.answer.notes.append(f"{mend} wasn't tried: {error}")
-                continue
-            if check.judged and not check.wrong:
+            mended = replace(wrong, order=replace(wrong.order, compiled=True, mend=mend))
+            check = self.further_check(mended, f"with {mend}", f"{mend} wasn't tried")
+            if check and check.is_right:
                 self.answer.mends.append(mend)
 
 
