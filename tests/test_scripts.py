@@ -1,4 +1,4 @@
-"""bench/catalogue.py: the catalogue of scripts, as runs, and the published figures."""
+"""bench/catalogue/: the catalogue of scripts, as runs, and the published figures."""
 
 import pytest
 from made_up import CPU, MACHINE, setup_of
