@@ -12,8 +12,8 @@ from bench.machine import Machine
 from bench.measure.plan import Setup
 from bench.predict import shipped
 from bench.predict.code_hash import code_of
-from bench.predict.forecast import Forecast, Offer
-from bench.predict.prediction import Prediction, span
+from bench.predict.forecast import Forecast, Offer, span
+from bench.predict.prediction import Prediction
 from bench.predict.program import program_of
 from bench.predict.store import Sizes, predict, predict_all
 from bench.subcommands import above_0, number_from, positive

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from bench.catalogue import FLOAT16, GPUS, STAGES, Run
 from bench.predict import shipped
+from bench.predict.forecast import speed_text
 from bench.predict.prediction import BATCHES, Prediction
 from gpt_speed.cards import CARDS, Card
 from gpt_speed.memory import OTHERS
@@ -149,7 +150,7 @@ def speed_at(batch: int, card: Card, gpus: int, prediction: Prediction) -> list:
     """Returns tok/sec of all GPUs, their range in thousands as `predict` prints it, and the MFU in
     percent; the first and the last are 0 where the GPU lacks what the script needs, and the range
     says what, or where it is outside the model."""
-    text = prediction.speed_range(batch, card, gpus)
+    text = speed_text(prediction, batch, card, gpus)
     speed, mfu = prediction.tok_per_sec(batch, card), prediction.mfu(batch, card)
     if not prediction.speeds(batch, card) or not speed or not mfu:
         return [0, text, 0]
