@@ -56,6 +56,17 @@ def has_option(name: str, words: Iterable[str]) -> bool:
     return any(option == name for option, _ in parse_options(words))
 
 
+def without_options(names: Iterable[str], words: Iterable[str]) -> list[str]:
+    """Returns the words without the options of these names and their values."""
+    kept, is_kept = [], True
+    for word in words:
+        if word.startswith("--"):
+            is_kept = word.partition("=")[0] not in names
+        if is_kept:
+            kept.append(word)
+    return kept
+
+
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
