@@ -70,6 +70,15 @@ def test_the_three_scripts(scripts, name, gpus, label, figures):
 
 
 @pytest.mark.parametrize(
+    ("variant", "stage", "processes"),
+    [("step-accumulation --micro-batches 8", "01", 1), (" parallel-zero1+ddp-options", "02", 4)],
+)
+def test_what_a_variant_is_of(scripts, variant, stage, processes):
+    base = scripts.base_of(variant, 4)
+    assert (base.stage, base.processes) == (stage, processes)
+
+
+@pytest.mark.parametrize(
     ("name", "recipe"),
     [
         ("01", Recipe(("01",))),

@@ -98,7 +98,7 @@ def figure_text(name: str, claims: Claims) -> str:
         raise UserError(f"the figure {name}: no row {error} in {relative(claims.folder)}")
     except OSError as error:
         raise UserError(f"the figure {name}: {error}")
-    values = value if isinstance(value, Sequence) else [value]
+    values: Sequence[float | None] = value if isinstance(value, Sequence) else [value]
     numbers = known_values(values)
     if not numbers or len(numbers) < len(values):
         raise UserError(f"the figure {name} isn't known from {relative(claims.folder)}")
