@@ -166,13 +166,12 @@ def numbers_in(text: str) -> range:
 def technique_run(number: int, patch: stack.Patch, speed: float, gpus: int) -> Run:
     """Returns the script after a technique, which is expected to train at `speed` tok/sec on each
     A100; DDP's on so many GPUs."""
-    is_ddp, figures = patch.name == "ddp", patch.published
-    processes, words = 1, re.sub("^[0-9]+-", "", patch.name).replace("-", " ")
-    if is_ddp:
-        processes, words = gpus, "DDP"
+    words, processes = re.sub("^[0-9]+-", "", patch.name).replace("-", " "), 1
+    if patch.name == "ddp":
+        words, processes = "DDP", gpus
     published_speed = None
-    if figures and figures.gpus == processes:
-        published_speed = figures.tok_per_sec
+    if patch.published and patch.published.gpus == processes:
+        published_speed = patch.published.tok_per_sec
     return Run(
         name=Path(stack.file_of(patch.name)).stem,
         label=f"{number} {words}",
@@ -180,7 +179,7 @@ def technique_run(number: int, patch: stack.Patch, speed: float, gpus: int) -> R
         script=patch.name,
         number=number,
         processes=processes,
-        torchrun=is_ddp,
+        torchrun=patch.name == "ddp",
         loss=effect_on_loss(patch),
         expected=speed * processes,
         published=published_speed,

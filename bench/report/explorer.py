@@ -116,12 +116,9 @@ def gpu_data(
     card: Card, runs: dict[str, Run], predictions: dict[str, dict[str, Prediction]]
 ) -> dict:
     """Returns what the page has of a GPU, with the speeds of each script and model that fit it."""
-    speeds: dict[str, dict] = {name: {} for name in predictions}
-    for name, by_model in predictions.items():
-        for model, prediction in by_model.items():
-            row = speeds_on(card, runs[name], prediction)
-            if row:
-                speeds[name][model] = row
+    speeds = {
+        name: speeds_by_model(card, runs[name], by_model) for name, by_model in predictions.items()
+    }
     instead = {}
     if not card.bfloat16:
         instead = {"01": FLOAT16, "02": f"02+{FLOAT16}"}
@@ -135,6 +132,12 @@ def gpu_data(
         instead=instead,
         speeds=speeds,
     )
+
+
+def speeds_by_model(card: Card, run: Run, predictions: dict[str, Prediction]) -> dict[str, dict]:
+    """Returns what the page has of a script's speed, by each model that fits at some batch size."""
+    speeds = {model: speeds_on(card, run, prediction) for model, prediction in predictions.items()}
+    return {model: by_batch for model, by_batch in speeds.items() if by_batch}
 
 
 def speeds_on(card: Card, run: Run, prediction: Prediction) -> dict[int, list]:
