@@ -1,14 +1,11 @@
 """Places, files and errors that all tools share."""
 
 import hashlib
-import importlib.util
 import json
 import os
 import shutil
-import sys
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from gpt_speed.common import UserError
@@ -56,19 +53,19 @@ def has_option(name: str, words: Iterable[str]) -> bool:
     return any(option == name for option, _ in parse_options(words))
 
 
+def without_options(names: Iterable[str], words: Iterable[str]) -> list[str]:
+    """Returns the words without the options of these names and their values."""
+    kept, is_kept = [], True
+    for word in words:
+        if word.startswith("--"):
+            is_kept = word.partition("=")[0] not in names
+        if is_kept:
+            kept.append(word)
+    return kept
+
+
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def load_script(path: Path, name: str = "script") -> ModuleType:
-    """Returns a script as a module. Its file's name begins with a digit: `import` can't. Programs
-    that import nothing of bench, bench/measure/gradients.py and those of peers/, have their own."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 def read_kept(path: Path) -> dict:

@@ -42,6 +42,11 @@ class Machine(TypedDict, total=False):
     gpu_needs: str | None  # what is missing before PyTorch computes on the GPU
 
 
+def release(version: str) -> tuple[int, ...]:
+    """Returns what PyTorch's versions are ordered by: (2, 13) for "2.13.0a0+git1234"."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
+
+
 def short_name(machine: Machine) -> str:
     """Returns a machine's name as pictures show it: "H100", "T4 (float32)"."""
     name = machine["name"]

@@ -9,7 +9,9 @@ import sys
 import traceback
 from collections.abc import Callable
 from functools import wraps
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 
 def hook(owner, name: str, before: Callable[..., Callable[[], None] | None]) -> None:
@@ -27,6 +29,17 @@ def hook(owner, name: str, before: Callable[..., Callable[[], None] | None]) -> 
                 after()
 
     setattr(owner, name, hooked)
+
+
+def load_script(path: str | Path, name: str = "script") -> ModuleType:
+    """Returns a script as a module, also where `import` can't, as of a file whose name begins with
+    a digit."""
+    spec = spec_from_file_location(name, path)
+    assert spec and spec.loader
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 def run_script(command: list[str]) -> str:

@@ -16,7 +16,7 @@ import forked
 import numpy as np
 import pytest
 
-from bench.common import load_script
+from gpt_speed.script import load_script
 
 # Before anything imports torch, and for the processes that tests start: two tests or ranks at once
 # that each use every core run several times slower than with one thread each.

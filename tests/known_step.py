@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from bench.analysis.training import WARM_UP, Training
-from bench.common import load_script
 from bench.measure.hardware import best_dtype
 from bench.measure.records import read_record
+from gpt_speed.script import load_script
 
 STEPS, EPOCHS, STEP_SECONDS = 40, 4, 0.05
 TENSOR = 2**30

@@ -189,6 +189,16 @@ def test_what_fits_uncomposed_is_predicted_in_the_type_of_01(kind, predicted, tm
     assert predicted[1:] == ([fast] if kind.is_gpu else [])
 
 
+def test_00_is_predicted_without_the_options_of_01(predicted, tmp_path):
+    """It has neither a choice of the type nor anything to compile."""
+    setup = setup_of(tmp_path, MACHINE)
+    setup.options = ["--dtype", "float32", "--dropout=0", "--no-compile"]
+    batches.batches_that_fit(setup, composed=False)
+    of_00, of_01 = predicted
+    assert of_00 == ["00", "--model", "gpt2", "--dropout=0"]
+    assert of_01 == ["10-batch-size", "--model", "gpt2", *setup.options]
+
+
 def test_a_variant_is_run_where_there_are_units_for_it(kind, tmp_path):
     """One that multiplies in bfloat16 isn't begun where that takes an hour."""
     machine = hardware.this_machine()

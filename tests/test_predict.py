@@ -21,8 +21,9 @@ from bench.catalogue import STAGES, Scripts, published
 from bench.cli import make_parser
 from bench.commands.predict import Predict, prices, tokens
 from bench.common import REFERENCE
-from bench.predict import child, meta_patches, prediction, program, shipped, store
+from bench.predict import child, meta_patches, program, shipped, store
 from bench.predict.code_hash import code_of
+from bench.predict.forecast import span, speed_text
 from bench.predict.prediction import BATCHES, Prediction, largest_that_fits
 from bench.predict.program import Program, Untraceable, at_batch, key_of, program_of
 from bench.predict.store import Sizes, predict_all
@@ -616,13 +617,9 @@ def test_no_range_outside_the_model(command):
     known = made_up({2: (300, 200), 4: (500, 400), 8: (1024, 900)})
     for name, batch, is_inside in (("H100", 4, True), ("H100", 2, False), ("MI300X", 8, False)):
         assert (known.speeds(batch, CARDS[name]) is not None) is is_inside
-        assert (known.speed_range(batch, CARDS[name]) == "unchecked") is not is_inside
-    assert (
-        known._replace(
-            steps={size: [Work("head", "float64", True, 1, 1e9)] for size in (8, 16)}
-        ).speed_range(2, CARDS["H100"])
-        == "not in float64"
-    )
+        assert (speed_text(known, batch, CARDS[name]) == "unchecked") is not is_inside
+    steps = {size: [Work("head", "float64", True, 1, 1e9)] for size in (8, 16)}
+    assert speed_text(known._replace(steps=steps), 2, CARDS["H100"]) == "not in float64"
     text = command.answer(gpu="MI300X", tokens=1e9, price=[1.0])
     assert re.match(r"MI300X, .*: fits at batch 32 .*, unchecked\.$", text.split("\n")[0])
     assert "| MI300X | 192 | 01 | 32 | 3.00 | unchecked |" in text and "hours" not in text
@@ -690,14 +687,14 @@ def command(tmp_path, monkeypatch):
 )
 def test_the_answer_comes_first(command, options, begins):
     """Of the last script, at the batch that is asked for."""
-    begins = begins.format(speed=command.known.speed_range(5, CARDS["L4"]))
+    begins = begins.format(speed=speed_text(command.known, 5, CARDS["L4"]))
     assert re.match(begins, command.answer(**options).split("\n\n")[0])
 
 
 def test_the_table_of_the_command(command):
     """A row for each card and script, also where it trains in another way."""
     answer, asked, known = command.answer, command.asked, command.known
-    speed = known.speed_range(32, CARDS["RTX 4060 Ti"])
+    speed = speed_text(known, 32, CARDS["RTX 4060 Ti"])
     text = answer(gpu="4xall")
     for label in ("00", "01", "02, 4 ranks"):
         assert f"| RTX 4060 Ti | 8 | {label} | 32 | 3.00 | {speed} |" in text
@@ -707,7 +704,7 @@ def test_the_table_of_the_command(command):
         f"{known.mfu(32, CARDS['H100']):.0%}",
         f"{times['products'] / whole:.0%}",
         "02, 8 ranks",
-        known.speed_range(32, CARDS["H100"], 8),
+        speed_text(known, 32, CARDS["H100"], 8),
     ):
         assert f"| {figure} |" in text
     assert "| P100 | 16 | 01 in float32, not compiled | 32 |" in answer(gpu="p100")
@@ -720,8 +717,8 @@ def test_the_table_of_the_command(command):
     assert text.count("| optimizer-muon |") == 1
     assert ["--model", "gpt2", "--no-compile"] in asked
     hours = [10e9 / speed / 3600 for speed in reversed(known.speeds(32, CARDS["L4"]))]
-    cost = prediction.span([0.5 * time for time in hours])
-    assert f"| {prediction.span(hours)} | {cost} |" in answer(gpu="L4", tokens=10e9, price=[0.5])
+    cost = span([0.5 * time for time in hours])
+    assert f"| {span(hours)} | {cost} |" in answer(gpu="L4", tokens=10e9, price=[0.5])
 
 
 @pytest.mark.parametrize(

@@ -785,6 +785,15 @@ def test_a_figure_of_a_technique_is_found_by_its_name(reference):
         readme.block_text("contributions", reference)  # which tells techniques by their numbers
 
 
+@pytest.mark.parametrize(
+    ("name", "row"), [("h100-technique-8", "08-torch-compile"), ("h100-optimized", "00")]
+)
+def test_a_figure_without_its_row(reference, name, row):
+    (reference / "nvidia-h100" / "ladder.jsonl").unlink()
+    with pytest.raises(UserError, match=f"the figure {name}: no row '{row}' in "):
+        sentences.figure_text(name, sentences.Claims(reference))
+
+
 def test_techniques_that_share_a_line(tmp_path):
     """One with a slow run shares it with the next; what gains little and changes nothing else is a
     small one."""

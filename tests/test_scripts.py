@@ -1,4 +1,4 @@
-"""bench/catalogue.py: the catalogue of scripts, as runs, and the published figures."""
+"""bench/catalogue/: the catalogue of scripts, as runs, and the published figures."""
 
 import pytest
 from made_up import CPU, MACHINE, setup_of
@@ -67,6 +67,15 @@ def test_the_three_scripts(scripts, name, gpus, label, figures):
     assert (run.name + ".py", run.label) == (module.STAGES[name], label)
     assert (run.published, run.expected) == figures and run.stage == name
     assert scripts.text(run.script) == (ROOT / module.STAGES[name]).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("variant", "stage", "processes"),
+    [("step-accumulation --micro-batches 8", "01", 1), (" parallel-zero1+ddp-options", "02", 4)],
+)
+def test_what_a_variant_is_of(scripts, variant, stage, processes):
+    base = scripts.base_of(variant, 4)
+    assert (base.stage, base.processes) == (stage, processes)
 
 
 @pytest.mark.parametrize(

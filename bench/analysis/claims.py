@@ -35,6 +35,17 @@ BEFORE_ALLOCATOR = "01 without fast math and expandable segments"
 PUBLISHED = "published 01"
 
 
+class MissingRow(KeyError):
+    """What a figure is of wasn't measured."""
+
+
+class ByName(dict):
+    """Rows or figures by their names. Raises MissingRow for a name that isn't there."""
+
+    def __missing__(self, name: str | None):
+        raise MissingRow(name)
+
+
 @dataclass(frozen=True)
 class Steps:
     """The records of a steps.json: single steps of 01 with changes, and whole scripts.
@@ -73,16 +84,16 @@ class Steps:
     @property
     def step_gb(self) -> dict[str, float]:
         """What single steps reserved, by the change; nothing was evaluated."""
-        return {record["name"]: record["gb"] for record in self.records if "gb" in record}
+        return ByName((record["name"], record["gb"]) for record in self.records if "gb" in record)
 
     @property
     def script_gb(self) -> dict[str, float]:
         """What whole scripts reserved."""
-        return {
-            record["script"]: record["reserved_gb"]
+        return ByName(
+            (record["script"], record["reserved_gb"])
             for record in self.records
             if record.get("event") == "end"
-        }
+        )
 
 
 @dataclass(frozen=True)
@@ -119,7 +130,7 @@ class Claims:
 
     def __init__(self, reference: Path):
         """Takes a folder like results/reference, whose journals are read where they are needed. A
-        figure that isn't there raises KeyError, or OSError."""
+        figure that isn't there raises MissingRow, or OSError."""
         self.h100, self.h200 = reference / "nvidia-h100", reference / "nvidia-h200"
         self.folder = reference
 
@@ -130,7 +141,7 @@ class Claims:
         """The scripts with a speed, in their order: "00", then by the names of their patches."""
         rows = rows_in(self.h100, "ladder")
         own = [row for row in rows if row.speeds and row.run.number is not None]
-        return {str(row.run.script): row for row in own}
+        return by_script(own)
 
     @property
     def baseline(self) -> Row:
@@ -144,7 +155,10 @@ class Claims:
 
     @property
     def optimized(self) -> Row:
-        return self.ladder[next(reversed(self.ladder), "00")]
+        """The last script of the ladder."""
+        if not self.ladder:
+            raise MissingRow("00")
+        return [*self.ladder.values()][-1]
 
     @property
     def compiled_script(self) -> Row:
@@ -191,7 +205,7 @@ class Claims:
     def autocast_variant(self) -> Row:
         """01 with float32 weights, as nanoGPT has them."""
         rows = [row for row in rows_in(self.h100, "variants") if not row.run.options]
-        return {str(row.run.script): row for row in rows}["precision-autocast"]
+        return by_script(rows)["precision-autocast"]
 
     @property
     def autocast_over_nanogpt(self) -> float | None:
@@ -207,12 +221,12 @@ class Claims:
 
     def loss_of_epoch(self, stage: str) -> float | None:
         """Returns the loss of "00" or "01" after one epoch at default settings."""
-        return {row.run.stage: row for row in rows_in(self.h200, "stages")}[stage].val_loss
+        return by_stage(rows_in(self.h200, "stages"))[stage].val_loss
 
     def tuned(self, stage: str) -> Row:
         """Returns "00" or "01" with the settings that are best for the loss of that epoch."""
         rows = [row for row in rows_in(self.h200, "time-to-loss") if EPOCH_LOSS in row.plan.targets]
-        return {row.run.stage: row for row in rows}[stage]
+        return by_stage(rows)[stage]
 
     @property
     def target(self) -> float:
@@ -265,6 +279,14 @@ class Claims:
             self.steps.script_gb["01"] / self.steps.script_gb[BEFORE_ALLOCATOR],
             at_most=True,
         )
+
+
+def by_script(rows: Iterable[Row]) -> dict[str, Row]:
+    return ByName((str(row.run.script), row) for row in rows)
+
+
+def by_stage(rows: Iterable[Row]) -> dict[str | None, Row]:
+    return ByName((row.run.stage, row) for row in rows)
 
 
 def product(one: float | None, other: float | None) -> float | None:

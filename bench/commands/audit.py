@@ -16,7 +16,7 @@ from bench.measure.plan import Setup
 from bench.report.page import write_html
 from gpt_speed import cli
 from gpt_speed.audit import render
-from gpt_speed.gains import reference_sessions
+from gpt_speed.gains import Session, reference_sessions
 
 
 class Audit(Command):
@@ -32,26 +32,38 @@ class Audit(Command):
         cli.add_audit(parser, python=sys.executable)
 
     def answer(self, setup: Setup) -> str:
-        args = setup.args
-        command = cli.command_of(args)
-        if setup.options:  # those behind -- are the script's
-            command += ["--", *setup.options]
-        sessions = reference_sessions()
-        if find_spec("scipy"):  # which an audited script's environment may lack
-            sessions = [*ladder_sessions(setup.results), *sessions]
+        command, sessions = command_of(setup), sessions_beside(setup.results)
         with locked_for_audit():
-            result = cli.audited(args, command, sessions)
-        if result is None:
+            result = cli.audited(setup.args, command, sessions)
+        if result is None:  # in a rank of torchrun that isn't the first
             return ""
-        page = page_in(setup.results, render.page_name(result["command"], args.name))
-        write_whole(page, render.page(result))
-        pages = [page]
-        html = write_html(page)
-        if html:
-            pages.append(html)
-        if args.json:
+        name = render.page_name(result["command"], setup.args.name)
+        pages = write_pages(result, page_in(setup.results, name))
+        if setup.args.json:
             return json.dumps(result)
         return f"{render.screen(result)}\nThis report: {', '.join(map(relative, pages))}"
+
+
+def command_of(setup: Setup) -> list[str]:
+    """Returns the script with its arguments, those behind -- last. Raises UserError."""
+    command = cli.command_of(setup.args)
+    if setup.options:
+        return [*command, "--", *setup.options]
+    return command
+
+
+def sessions_beside(results: Path) -> list[Session]:
+    """Returns what the techniques gained in a folder of results, where that can be told, and on the
+    reference machines."""
+    if not find_spec("scipy"):  # which an audited script's environment may lack
+        return reference_sessions()
+    return [*ladder_sessions(results), *reference_sessions()]
+
+
+def write_pages(result: dict, page: Path) -> list[Path]:
+    """Writes an audit's page, and the same as HTML where that can be made; returns the files."""
+    write_whole(page, render.page(result))
+    return [path for path in (page, write_html(page)) if path]
 
 
 def page_in(results: Path, name: str) -> Path:

@@ -8,7 +8,7 @@ from bench import processes
 from bench.catalogue import STAGES, Run
 from bench.commands import Command
 from bench.common import BUILD, other_text, relative, tokens_in, write_whole
-from bench.machine import trained_in
+from bench.machine import release, trained_in
 from bench.measure.environment import missing_here
 from bench.measure.plan import Setup
 from bench.predict.batches import BATCH_OF, batches_that_fit
@@ -51,16 +51,11 @@ def gpu_lines(setup: Setup) -> list[tuple[str, str]]:
     )
     sizes = ", ".join(f"{batch} in place of {usual}" for usual, batch in batches.items())
     lines = [("GPU", gpus), ("batch size", sizes or "8 and 32, as published")]
-    if release_of(machine["torch"]) >= REPEATS_MASKS:
+    if release(machine["torch"]) >= REPEATS_MASKS:
         lines.append(
             ("dropout", "compiled, its masks are reported to repeat; PyTorch 2.11 is right")
         )
     return lines
-
-
-def release_of(version: str) -> tuple[int, ...]:
-    """Returns what PyTorch's versions are ordered by: (2, 13) for "2.13.0+cu130"."""
-    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def tokens_line(data: Path) -> str:

@@ -3,7 +3,6 @@ the batch that fits, the tokens per second, and what a number of tokens costs.""
 
 import re
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
 from bench.catalogue import GPUS, Run
 from bench.commands import Command
@@ -12,8 +11,8 @@ from bench.machine import Machine
 from bench.measure.plan import Setup
 from bench.predict import shipped
 from bench.predict.code_hash import code_of
-from bench.predict.forecast import Forecast, Offer
-from bench.predict.prediction import Prediction, span
+from bench.predict.forecast import Forecast, Offer, span
+from bench.predict.prediction import Prediction
 from bench.predict.program import program_of
 from bench.predict.store import Sizes, predict, predict_all
 from bench.subcommands import above_0, number_from, positive
@@ -22,7 +21,6 @@ from gpt_speed.common import UserError
 from gpt_speed.memory import OTHERS
 from gpt_speed.speed import KINDS, LEAST_BATCH, UNCHECKED
 from gpt_speed.tables import Table, markdown, num_col, text_col, value_col
-from patches import stack
 
 OLDEST = 7.0  # compute capability of the cards that 01 and 02 are for
 FEW = 4  # cards: of each the answer has a sentence, of more a table alone
@@ -176,8 +174,11 @@ def offers_of(args: Namespace, names: str) -> list[Offer]:
         cards = {name: card for name, card in CARDS.items() if card.capability >= OLDEST}
     else:
         cards = {name: CARDS[name] for name in named(names)}
-    prices = prices_of(args, [*cards])
-    return [Offer(*card, price) for card, price in zip(cards.items(), prices, strict=True)]
+    per_card = prices_of(args, [*cards])
+    return [
+        Offer(name, card, price)
+        for (name, card), price in zip(cards.items(), per_card, strict=True)
+    ]
 
 
 def prices_of(args: Namespace, cards: list[str]) -> list[float | None]:
@@ -258,21 +259,12 @@ def scripts_asked_for(setup: Setup, gpus: int | None) -> list[Run]:
 
 def variants_asked_for(setup: Setup, gpus: int) -> list[Run]:
     """Returns the runs of --variants, those of 02 on so many GPUs. Raises UserError, StackError."""
-    runs = []
+    scripts, runs = setup.scripts, []
     for variant in (setup.args.variants or "").split(","):
         if variant.strip():
-            base = setup.scripts.stage(base_stage(variant), gpus)
-            runs += setup.scripts.variants(base, Machine(gpus=gpus), names=[variant])
+            base = scripts.base_of(variant, gpus)
+            runs += scripts.variants(base, Machine(gpus=gpus), names=[variant])
     return runs
-
-
-def base_stage(variant: str) -> str:
-    """Returns of which script "A+B --option 8" is a variant, by the first: 01 or 02."""
-    first = re.split(r"[+\s]", variant.strip())[0]
-    of_02 = {patch.name for patch in stack.load_variants() if patch.base == Path(stack.DDP).stem}
-    if first in of_02:
-        return "02"
-    return "01"
 
 
 def forecasts(setup: Setup, offers: list[Offer], runs: list[Run], sizes: Sizes) -> list[Forecast]:

@@ -18,7 +18,7 @@ from bench.measure.lock import locked
 from bench.measure.look import foreign_measurement, read_look
 from bench.measure.plan import Setup
 from bench.report.notes import machine_note, provenance
-from bench.report.page import write_page
+from bench.report.page import has_page, is_finished, write_page
 from bench.report.tables import credited, interval_text
 from bench.studies import all_studies
 from gpt_speed.common import UserError
@@ -216,11 +216,11 @@ def copy_results(results: Path, target: Path) -> None:
 
 def what_is_missing(results: Path) -> list[str]:
     """Returns what results lack before others may quote them, and how to get it."""
-    page, look = results / "report.md", read_look(results)
-    if page.is_symlink() or not page.is_file() or not look:
+    look = read_look(results)
+    if not has_page(results) or not look:
         return ["no report: make report"]
     missing = []
-    if "\nNot finished: " in page.read_text(encoding="utf-8", errors="replace"):
+    if not is_finished(results):
         missing.append("the report isn't finished: make report continues it")
     if not any(rounds_in(results).values()):
         missing.append("no figures of 00 and 01: python measure.py stages")

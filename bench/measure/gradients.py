@@ -17,11 +17,10 @@ last run, with an event `gradients` for each comparison that was made:
     loss_noise   of dropout: the standard deviation of the loss by rounding alone
     refused      of dropout: why the script doesn't train with dropout; there is nothing else then
 
-Of the tools it imports two modules alone, which import none: torchrun starts it from anywhere.
+Of the tools it imports three modules alone, which import none: torchrun starts it from anywhere.
 """
 
 import argparse
-import importlib.util
 import json
 import math
 import os
@@ -45,6 +44,7 @@ from torch.utils.data import SequentialSampler
 sys.path.append(str(Path(__file__).parents[2]))
 from gpt_speed.gradients.tolerance import error_of
 from gpt_speed.numeric import Derivatives, distances, seeded
+from gpt_speed.script import load_script
 
 RANK = int(os.environ.get("RANK") or 0)
 RANKS = int(os.environ.get("WORLD_SIZE") or 1)
@@ -323,16 +323,6 @@ def derivatives_of(run: TrainingRun) -> dict:
     )
 
 
-def load(path: str, name: str) -> ModuleType:
-    """Returns a script as a module."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 def can_compile(script: ModuleType) -> bool:
     return hasattr(script.Config, "compile")
 
@@ -349,7 +339,7 @@ class ScriptCheck:
 
     def __init__(self, args: argparse.Namespace, folder: Path):
         self.args, self.folder = args, folder
-        self.script = load(args.script, "script")
+        self.script = load_script(args.script, "script")
         self.device, _, _ = args.device.partition(":")
         self.runs = 0
         self.record: Path | None = None  # of the last run that came to its end
@@ -382,7 +372,7 @@ class ScriptCheck:
         where the script has none."""
         if not self.args.reference:
             return None
-        script = load(self.args.reference, "reference")
+        script = load_script(self.args.reference, "reference")
         options = ["--device", self.args.device, *self.size_options(RANKS), "--dropout", "0"]
         options += ["--results-dir", str(self.folder / "reference"), *uncompiled(script)]
         if can_compile(script):  # 00, which can't, has no other type

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch.utils import collect_env
 
-from bench.common import ROOT, load_script
+from bench.common import ROOT
 from bench.machine import Machine
 from bench.measure import environment
 from gpt_speed import machine
+from gpt_speed.script import load_script
 from patches import stack
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bench import processes
 from bench.catalogue import FLOAT16
-from bench.common import has_option
+from bench.common import has_option, without_options
 from bench.machine import in_float16, trained_in
 from bench.measure.plan import Setup
 from bench.predict.prediction import largest_that_fits
@@ -16,6 +16,7 @@ from gpt_speed.common import UserError
 OF_00, OF_01 = 8, 32  # the published batch sizes
 BATCH_OF = {"00": OF_00, "01": OF_01, "02": OF_01}
 PUBLISHED = {OF_00: "0", OF_01: "10-batch-size"}  # the first script with each size
+NOT_OF_00 = {"--compile", "--no-compile", "--dtype"}  # options of 01 alone
 LOADED = 300  # MiB that kernels and libraries still take of what is free
 
 
@@ -69,8 +70,7 @@ def programs_by_batch(setup: Setup, composed: bool) -> dict[int, Program]:
     options, model = setup.options, []
     if not has_option("--model", options):
         model = ["--model", "gpt2"]
-    # 00 has nothing to compile.
-    of_00 = [word for word in options if word not in ("--compile", "--no-compile")]
+    of_00 = without_options(NOT_OF_00, options)
     script, dtype = script_of_larger_batch(setup, composed)
     return {
         OF_00: program_of(setup.scripts, PUBLISHED[OF_00], [*model, *of_00]),

@@ -8,6 +8,7 @@ this runs: fusions, and so some temporaries, may differ from a GPU's.
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from types import ModuleType
 from typing import NamedTuple
@@ -143,13 +144,7 @@ class Programs(NamedTuple):
 
 
 class Planned(Exception):
-    """Ends a call of a compiled model; its `args` are the tensors that the forward program takes,
-    which isn't run."""
-
-
-def stop(*tensors: torch.Tensor) -> None:
-    """Is called in place of a program. Raises Planned."""
-    raise Planned(*tensors)
+    """Ends a call of a compiled model, whose programs aren't run."""
 
 
 class Planner:
@@ -158,6 +153,7 @@ class Planner:
     def __init__(self) -> None:
         self.forward: Callable | None = None
         self.backward: Callable | None = None
+        self.taken: list[int] = []  # the storages of what `forward` takes, once it is called
 
     def backend(self, graph, inputs) -> Callable:
         (outputs,) = graph.graph.find_nodes(op="output")[0].args
@@ -174,11 +170,24 @@ class Planner:
 
     def compile_forward(self, graph, inputs) -> Callable:
         self.forward = program(graph, inputs, is_backward=False)
-        return make_boxed_func(stop)
+        return make_boxed_func(self.stop)
 
     def compile_backward(self, graph, inputs) -> Callable:
         self.backward = program(graph, inputs, is_backward=True)
-        return make_boxed_func(stop)
+        return make_boxed_func(self.stop)
+
+    def stop(self, *tensors: torch.Tensor) -> None:
+        """Is called in place of a program, with what it takes. Raises Planned."""
+        self.taken = [*map(storage_id, tensors)]
+        raise Planned
+
+    def programs(self, tensors: list[torch.Tensor]) -> Programs:
+        """Returns the two programs, of a model with these tensors and inputs. Raises
+        NotImplementedError where it isn't one graph, and neither was called."""
+        if not self.taken:
+            raise NotImplementedError("a model that isn't one graph can't be traced")
+        storages = [*map(storage_id, tensors)]
+        return Programs(self.forward, self.backward, [*map(storages.index, self.taken)])
 
     @staticmethod
     def partition(graph, inputs, **options) -> tuple:
@@ -202,18 +211,11 @@ def plan(model: nn.Module, inputs: tuple) -> Programs:
     tensors = tensors_of(model)
     own, own_inputs = [*map(on_cpu, tensors)], [*map(on_cpu, inputs)]
     own_by_id = {id(tensor): copied for tensor, copied in zip(tensors, own, strict=True)}
-    with _disable_current_modes(), torch.enable_grad(), replaced(PLANNING):
+    with _disable_current_modes(), torch.enable_grad(), replaced(PLANNING), suppress(Planned):
         torch._dynamo.reset()
-        compiled = real_compile(
-            copy.deepcopy(model, own_by_id), backend=planner.backend, fullgraph=True
-        )
-        try:
-            compiled(*own_inputs)
-        except Planned as planned:
-            keys = [storage_id(x) for x in (*own, *own_inputs)]
-            order = [keys.index(storage_id(x)) for x in planned.args]
-            return Programs(planner.forward, planner.backward, order)
-    raise NotImplementedError("a model that isn't one graph can't be traced")
+        own_model = copy.deepcopy(model, own_by_id)
+        real_compile(own_model, backend=planner.backend, fullgraph=True)(*own_inputs)
+    return planner.programs([*own, *own_inputs])
 
 
 def tensors_of(model: nn.Module) -> tuple[torch.Tensor, ...]:

@@ -9,6 +9,7 @@ from bench.predict.prediction import Prediction, largest_that_fits
 from bench.predict.shipped import RESERVE
 from gpt_speed.cards import Card
 from gpt_speed.memory import OTHERS, MemoryNeed
+from gpt_speed.speed import UNCHECKED
 
 GROWING = "14-chunked-head"  # from this technique on a script may reserve more than predicted
 
@@ -116,22 +117,22 @@ class Forecast:
         """Whether anything is said of its speed, be it that that isn't known."""
         return bool(self.batch and self.offer.card.bandwidth)
 
-    def speed_text(self, gpus: int) -> str | None:
+    def speed_on(self, gpus: int) -> str | None:
         """Returns the tok/sec of so many GPUs in thousands, or why they aren't known."""
         if not self.has_speed:
             return None
-        return self.prediction.speed_range(self.batch, self.offer.card, gpus)
+        return speed_text(self.prediction, self.batch, self.offer.card, gpus)
 
     @property
     def speed_of_one(self) -> str | None:
-        return self.speed_text(1)
+        return self.speed_on(1)
 
     @property
     def speed_of_all(self) -> str | None:
         """The same of several GPUs; None of one."""
         if not self.speed or self.run.processes == 1:
             return None
-        return self.speed_text(self.run.processes)
+        return self.speed_on(self.run.processes)
 
     @property
     def hours(self) -> tuple[float, float] | None:
@@ -152,7 +153,7 @@ class Forecast:
             f" {self.limit / 1024:.2f} GB)"
         )
         if self.has_speed:
-            sentence += f", {self.speed_text(self.run.processes)}"
+            sentence += f", {self.speed_on(self.run.processes)}"
         if self.speed:
             sentence += " thousand tok/sec"
         return f"{sentence}."
@@ -163,3 +164,30 @@ def reserves_more(run: Run) -> bool:
     if run.script == "00":
         return False
     return run.number is None or run.number >= technique_number(GROWING)
+
+
+def speed_text(prediction: Prediction, batch: int, card: Card, gpus: int = 1) -> str:
+    """Writes the tok/sec to expect of all GPUs in thousands, or why they aren't known."""
+    speeds = prediction.speeds(batch, card, gpus)
+    if speeds:
+        least, most = speeds
+        return span((least / 1000, most / 1000))
+    precision = prediction.missing_precision(card)
+    if not precision:
+        return UNCHECKED
+    if precision == "float32":  # every GPU computes in it; one of --memory has no speed
+        return "float32 speed unknown"
+    return f"not in {precision}"
+
+
+def span(ends: tuple[float, float] | None) -> str:
+    """Writes a range of figures, with decimals by its upper end; "" without one."""
+    if not ends:
+        return ""
+    low, high = ends
+    places = 2
+    if high >= 10:
+        places = 0
+    elif high >= 1:
+        places = 1
+    return f"{low:,.{places}f}–{high:,.{places}f}"

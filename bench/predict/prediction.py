@@ -57,6 +57,10 @@ class Prediction(NamedTuple):
             refused=(*self.refused, *sorted(refused)),
         )
 
+    def tokens(self, batch: int) -> int:
+        """Returns the tokens of a step on one GPU."""
+        return batch * self.context_length
+
     def seconds(self, batch: int, card: Card) -> dict[str, float] | None:
         """Returns the seconds of a step, as gpt_speed.speed.seconds()."""
         return speed.seconds(speed.work_at(batch, self.steps), card)
@@ -66,30 +70,22 @@ class Prediction(NamedTuple):
         times = self.seconds(batch, card)
         if not times:
             return None
-        return batch * self.context_length / sum(times.values())
+        return self.tokens(batch) / sum(times.values())
 
     def speeds(self, batch: int, card: Card, gpus: int = 1) -> tuple[float, float] | None:
         """Returns the least and the most tok/sec to expect of all GPUs, whose communication takes
         no time; None also outside the model."""
-        expected = self.tok_per_sec(batch, card)
-        if not expected or not speed.is_inside(card, batch):
+        times = self.seconds(batch, card)
+        if not times or not speed.is_inside(card, batch):
             return None
-        compiled = speed.is_compiled(self.steps[TRACED[0]])
-        margin = speed.margin(card, compiled, self.seconds(batch, card))
-        return gpus * expected * (1 - margin), gpus * expected * (1 + margin)
+        expected = gpus * self.tokens(batch) / sum(times.values())
+        margin = speed.margin(card, speed.is_compiled(self.steps[TRACED[0]]), times)
+        return expected * (1 - margin), expected * (1 + margin)
 
-    def speed_range(self, batch: int, card: Card, gpus: int = 1) -> str:
-        """Writes speeds() in thousands, or why there are none."""
-        speeds = self.speeds(batch, card, gpus)
-        if speeds:
-            least, most = speeds
-            return span((least / 1000, most / 1000))
-        if self.tok_per_sec(batch, card):
-            return speed.UNCHECKED
-        precision = speed.missing_precision(self.steps[TRACED[0]], card)
-        if precision == "float32":  # every GPU computes in it; one of --memory has no speed
-            return "float32 speed unknown"
-        return f"not in {precision}"
+    def missing_precision(self, card: Card) -> str | None:
+        """Returns the precision that the script multiplies in and the card has no units for, or
+        whose speed there isn't known; None where there is none."""
+        return speed.missing_precision(self.steps[TRACED[0]], card)
 
     def minutes(self, batch: int, card: Card) -> float | None:
         """Returns the minutes of the published epochs on the book."""
@@ -116,16 +112,3 @@ def largest_that_fits(
         sizes = [batch]
     fits = [size for size in sizes if size in needs and needs[size].minimum <= mib - others]
     return max(fits, default=0)
-
-
-def span(ends: tuple[float, float] | None) -> str:
-    """Writes a range of figures, with decimals by its upper end; "" without one."""
-    if not ends:
-        return ""
-    low, high = ends
-    places = 2
-    if high >= 10:
-        places = 0
-    elif high >= 1:
-        places = 1
-    return f"{low:,.{places}f}–{high:,.{places}f}"

@@ -49,23 +49,36 @@ def predict(
     UserError."""
     stored = None
     if not retrace:
-        stored = load_prediction(program.key, results, REFERENCE)
-    if stored and sizes.missing_in(stored) and stored.code != code_of(program.text):
-        stored = None
-    if not stored and not retrace:
-        check_traceable(program, results)
-    prediction = stored or trace_or_keep_why_not(program, results)
-    missing = sizes.missing_in(prediction)
-    if missing:
-        needs = traced_needs(program, missing, sizes.batch)
-        prediction = prediction.with_needs(needs, refused={*missing} - needs.keys())
+        stored = usable_prediction(program, results, sizes)
+        if not stored:
+            check_traceable(program, results)
+    prediction = with_sizes(stored or first_trace(program, results), program, sizes)
     if prediction != stored and results.is_dir():  # a misspelt one isn't made for this alone
         save(results, program.key, prediction)
     return prediction
 
 
-def trace_or_keep_why_not(program: Program, results: Path) -> Prediction:
-    """Traces a program; where no trace can follow it, keeps why. Raises UserError."""
+def usable_prediction(program: Program, results: Path, sizes: Sizes) -> Prediction | None:
+    """Returns what is stored of a program; None where nothing is, or where it lacks a size that
+    only the older code of the script could be traced at."""
+    stored = load_prediction(program.key, results, REFERENCE)
+    if stored and sizes.missing_in(stored) and stored.code != code_of(program.text):
+        return None
+    return stored
+
+
+def with_sizes(prediction: Prediction, program: Program, sizes: Sizes) -> Prediction:
+    """Returns a prediction with the sizes that it lacks. Raises UserError."""
+    missing = sizes.missing_in(prediction)
+    if not missing:
+        return prediction
+    needs = traced_needs(program, missing, sizes.batch)
+    return prediction.with_needs(needs, refused={*missing} - needs.keys())
+
+
+def first_trace(program: Program, results: Path) -> Prediction:
+    """Traces a program at the sizes of TRACED; where no trace can follow it, keeps why. Raises
+    UserError."""
     try:
         return traced(program)
     except Untraceable as refusal:
@@ -91,17 +104,22 @@ def predict_all(
     unique = {program.key: program for program in programs}
     failed = 0
     for number, (key, program) in enumerate(unique.items(), 1):
-        stored = load_prediction(key, results, REFERENCE)
-        has_changed = stored is not None and stored.code != code_of(program.text)
+        outcome = "predicted"
         try:
-            if has_changed and not retrace:
-                check_traceable(program, results)
-            predict(program, results, sizes, retrace or has_changed)
-            outcome = "predicted"
+            predict_anew(program, results, sizes, retrace)
         except UserError as error:
             failed, outcome = failed + 1, str(error)
         print(f"{number} of {len(unique)}: {key}: {outcome}", flush=True)
     return f"{len(unique) - failed} of {len(unique)} are predicted."
+
+
+def predict_anew(program: Program, results: Path, sizes: Sizes, retrace: bool) -> None:
+    """Predicts a program, traced again also where its code has changed. Raises UserError."""
+    stored = load_prediction(program.key, results, REFERENCE)
+    has_changed = stored is not None and stored.code != code_of(program.text)
+    if has_changed and not retrace:
+        check_traceable(program, results)
+    predict(program, results, sizes, retrace or has_changed)
 
 
 # ---- What is stored

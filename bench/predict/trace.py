@@ -29,13 +29,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from bench.catalogue import GPUS
-from bench.common import load_script
 from bench.predict import meta_patches
 from bench.predict.compiled import compile_only_models
 from bench.predict.meta_patches import aten, is_meta, storage_id
 from bench.processes import error_line
 from gpt_speed.counting import Kernel, bytes_of, kernel_of
 from gpt_speed.memory import WORKSPACE, Event, Timeline, flash_buffers
+from gpt_speed.script import load_script
 from gpt_speed.speed import Work
 
 STEPS = 3

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from bench.catalogue import FLOAT16, GPUS, STAGES, Run
 from bench.predict import shipped
+from bench.predict.forecast import speed_text
 from bench.predict.prediction import BATCHES, Prediction
 from gpt_speed.cards import CARDS, Card
 from gpt_speed.memory import OTHERS
@@ -115,12 +116,9 @@ def gpu_data(
     card: Card, runs: dict[str, Run], predictions: dict[str, dict[str, Prediction]]
 ) -> dict:
     """Returns what the page has of a GPU, with the speeds of each script and model that fit it."""
-    speeds: dict[str, dict] = {name: {} for name in predictions}
-    for name, by_model in predictions.items():
-        for model, prediction in by_model.items():
-            row = speeds_on(card, runs[name], prediction)
-            if row:
-                speeds[name][model] = row
+    speeds = {
+        name: speeds_by_model(card, runs[name], by_model) for name, by_model in predictions.items()
+    }
     instead = {}
     if not card.bfloat16:
         instead = {"01": FLOAT16, "02": f"02+{FLOAT16}"}
@@ -136,6 +134,12 @@ def gpu_data(
     )
 
 
+def speeds_by_model(card: Card, run: Run, predictions: dict[str, Prediction]) -> dict[str, dict]:
+    """Returns what the page has of a script's speed, by each model that fits at some batch size."""
+    speeds = {model: speeds_on(card, run, prediction) for model, prediction in predictions.items()}
+    return {model: by_batch for model, by_batch in speeds.items() if by_batch}
+
+
 def speeds_on(card: Card, run: Run, prediction: Prediction) -> dict[int, list]:
     """Returns what the page has of a script's speed, by each batch size that fits."""
     return {
@@ -149,7 +153,7 @@ def speed_at(batch: int, card: Card, gpus: int, prediction: Prediction) -> list:
     """Returns tok/sec of all GPUs, their range in thousands as `predict` prints it, and the MFU in
     percent; the first and the last are 0 where the GPU lacks what the script needs, and the range
     says what, or where it is outside the model."""
-    text = prediction.speed_range(batch, card, gpus)
+    text = speed_text(prediction, batch, card, gpus)
     speed, mfu = prediction.tok_per_sec(batch, card), prediction.mfu(batch, card)
     if not prediction.speeds(batch, card) or not speed or not mfu:
         return [0, text, 0]

@@ -4,30 +4,51 @@ from pathlib import Path
 
 from bench.analysis.rows import Row
 from bench.analysis.totals import headline_row, rounds_of_both, totals_in
-from bench.machine import trained_in
+from bench.machine import Machine, trained_in
 from bench.report.notes import SINGLE_RUNS, peak_note
 from bench.report.tables import spread
 from gpt_speed.common import counted
 from gpt_speed.tables import fmt
 
+# What is told of a GPU's machine, by the fields of Machine.
+GPU_FACTS = dict(cuda="CUDA", driver="driver", capability="compute capability")
+
 
 def machine_section(look: dict) -> str:
-    machine, error = look["machine"], look["compile_error"]
-    device, gpu = f"No GPU, so the small model `cpu-demo` is trained; {machine['cpu']}", ""
-    if machine["gpus"]:
-        device = f"{machine['gpus']} × {machine['name']}, host {machine['cpu']}"
-        names = dict(cuda="CUDA", driver="driver", capability="compute capability")
-        gpu = "".join(f", {name} {machine[key]}" for key, name in names.items() if machine[key])
+    """Returns the paragraphs on a machine, and on what is missing there."""
+    machine, memory = look["machine"], fmt(look["memory_gb"], ".1f") or "n/a"
+    compiler = "torch.compile works."
+    if look["compile_error"]:
+        compiler = f"torch.compile doesn't work: {look['compile_error']}"
     return "\n\n".join(
         [
-            f"{device}. PyTorch {machine['torch']}, Python {machine['python']}, {machine['os']},"
-            f" {machine['threads']} threads{gpu}. 01 and 02 train in {trained_in(machine)}.",
-            f"{peak_note(look['matmul_peak'])}"
-            f" Memory: {fmt(look['memory_gb'], '.1f') or 'n/a'} GB.",
-            f"torch.compile doesn't work: {error}" if error else "torch.compile works.",
+            f"{device_text(machine)}. {', '.join(software_of(machine))}."
+            f" 01 and 02 train in {trained_in(machine)}.",
+            f"{peak_note(look['matmul_peak'])} Memory: {memory} GB.",
+            compiler,
             *(f"Missing: {thing}." for thing in look["missing"]),
         ]
     )
+
+
+def device_text(machine: Machine) -> str:
+    if not machine["gpus"]:
+        return f"No GPU, so the small model `cpu-demo` is trained; {machine['cpu']}"
+    return f"{machine['gpus']} × {machine['name']}, host {machine['cpu']}"
+
+
+def software_of(machine: Machine) -> list[str]:
+    """Returns the versions on a machine, its threads, and of one with a GPU GPU_FACTS."""
+    facts = [
+        f"PyTorch {machine['torch']}",
+        f"Python {machine['python']}",
+        machine["os"],
+        f"{machine['threads']} threads",
+    ]
+    if machine["gpus"]:
+        own = {name: machine.get(field) for field, name in GPU_FACTS.items()}
+        facts += [f"{name} {value}" for name, value in own.items() if value]
+    return facts
 
 
 def headline(results: Path) -> str:

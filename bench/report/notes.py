@@ -48,8 +48,16 @@ def moment_of(measured: Measurement) -> str:
 
 
 def one_reference(rows: Sequence[Row]) -> bool:
-    """Returns whether every row is compared to the first one."""
-    return all(row.factor == row.factor_baseline for row in printed(rows))
+    """Returns whether every row with figures is compared to the first one, if that has any."""
+    shown = [row for row in printed(rows) if row.speeds]
+    return all(row.reference is with_figures(row.baseline) for row in shown)
+
+
+def with_figures(row: Row | None) -> Row | None:
+    """Returns a row, or None where it has nothing to compare to."""
+    if row and row.speeds:
+        return row
+    return None
 
 
 def rounds_note(rows: Rows) -> str:
@@ -88,21 +96,29 @@ def compared_rounds(rows: Rows, most: int) -> int:
 def machine_note(rows: Rows) -> str:
     """Returns on what was measured, and how: seeds, rounds, options, batch sizes, text, float32."""
     measured = rows.measured
-    machine, batches = measured.machine, measured.plan.batches
-    parts = [seeds_note(rows), rounds_note(rows)]
+    how = [seeds_note(rows), rounds_note(rows), *settings_notes(measured)]
+    note = f"{measured.machine['name']}, PyTorch {listed(torch_versions(measured))};"
+    return f"{note} {', '.join(how)}.{float32_note(rows)}"
+
+
+def settings_notes(measured: Measurement) -> list[str]:
+    """Returns what all runs of a measurement had in another way than the scripts have it."""
+    batches = measured.plan.batches.items()
+    notes = [f"batch size {batch} in place of {published}" for published, batch in batches]
     if measured.options:
-        parts.append(f"options `{shlex.join(measured.options)}`")
-    parts += [f"batch size {batch} in place of {published}" for published, batch in batches.items()]
+        notes.insert(0, f"options `{shlex.join(measured.options)}`")
     if measured.text:
-        parts.append(f"text: {measured.text}")
-    note = f"{machine['name']}, PyTorch {listed(torch_versions(measured))}; {', '.join(parts)}."
-    reasons = [float32_reason(row.record) for row in rows if row.record]
-    known = {reason for reason in reasons if reason}
-    if known:
-        first = technique_number(BFLOAT16)
-        why = listed(sorted(known))
-        note += f" From technique {first} on all is trained in **float32** ({why})."
-    return note
+        notes.append(f"text: {measured.text}")
+    return notes
+
+
+def float32_note(rows: Rows) -> str:
+    """Returns from which technique on all is trained in float32, and why; "" where it isn't."""
+    reasons = {float32_reason(row.record) for row in rows if row.record} - {None}
+    if not reasons:
+        return ""
+    first, why = technique_number(BFLOAT16), listed(sorted(filter(None, reasons)))
+    return f" From technique {first} on all is trained in **float32** ({why})."
 
 
 def seeds_note(rows: Rows) -> str:

@@ -14,6 +14,8 @@ from bench.report.pictures import draw_all
 from bench.report.showable import Showable, text_of
 from bench.report.tables import picture_name
 
+NOT_FINISHED = "Not finished: "  # begins a page's line on a study that isn't
+
 
 def write_page(studies: Mapping[str, Showable], results: Path, missing: dict[str, str]) -> Path:
     """Writes report.md, report.html and the pictures. `missing`: the studies that aren't finished,
@@ -40,9 +42,21 @@ def page_head(studies: Sequence[Showable], results: Path, missing: dict[str, str
         f"# GPT training on {look['machine']['name']}\n",
         headline(results),
         f"\n{provenance(everything)} tok/sec excludes evaluation.",
-        *(f"\nNot finished: {name}: {why}" for name, why in missing.items()),
+        *(f"\n{NOT_FINISHED}{name}: {why}" for name, why in missing.items()),
         f"\n## This machine\n\n{machine_section(look)}",
     ]
+
+
+def has_page(results: Path) -> bool:
+    """Returns whether a folder holds a page of its own."""
+    page = results / "report.md"
+    return page.is_file() and not page.is_symlink()
+
+
+def is_finished(results: Path) -> bool:
+    """Returns whether the page of a folder says nothing of unfinished studies."""
+    text = (results / "report.md").read_text(encoding="utf-8", errors="replace")
+    return not any(line.startswith(NOT_FINISHED) for line in text.splitlines())
 
 
 def section_of(study: Showable, results: Path, pictures: Collection[str]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from bench.analysis.folders import rows_in
 from bench.analysis.rows import Row
 from bench.predict.batches import BATCH_OF
+from bench.predict.forecast import speed_text
 from bench.predict.prediction import Prediction, largest_that_fits
 from bench.predict.shipped import (
     GPT2,
@@ -178,7 +179,7 @@ def card_line(name: str) -> CardLine:
         gb=card.mib / 1024,
         baseline=first.largest,
         optimized=optimized,
-        speed=last.prediction.speed_range(last.batch, card),
+        speed=speed_text(last.prediction, last.batch, card),
         others=thousands_of_others(name),
     )
 

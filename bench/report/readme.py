@@ -91,33 +91,41 @@ def update(text: str, machine: Path, studies: Mapping[str, Showable]) -> str:
     """Returns a page with what stands between its markers written again, from a machine's folder,
     and the figures of its sentences. Raises UserError for a marker without its end, its figure, or
     of an unknown name, StackError, OSError."""
-    tables_in = cache(partial(tables_of_studies, studies))
+    tables_in = cache(partial(tables_of_studies, studies))  # a folder's tables are made once
+    written = partial(block_again, machine=machine, tables_in=tables_in)
+    return with_figures(BLOCK.sub(written, text))
 
-    def write(block: re.Match) -> str:
-        if not block["end"]:
-            raise UserError(f"{block['opening'].strip()} has no <!-- end -->")
-        name, folder = block["name"], machine
-        if block["machine"]:
-            folder = REFERENCE / block["machine"]
-        content = block_text(name, folder) or tables_in(folder).get(name, "")
-        if not content.strip():
-            raise UserError(f"there is no table {name} in {relative(folder)}")
-        if not content.startswith("|"):  # as tables do, which need no space around them
-            content = f"\n{content}\n"
-        return f"{block['opening']}{content}{block['end']}"
 
-    return with_figures(BLOCK.sub(write, text))
+def block_again(
+    block: re.Match, machine: Path, tables_in: Callable[[Path], Mapping[str, str]]
+) -> str:
+    """Returns a block with its markers, and between them what stands there today. Raises UserError
+    for a marker without its end, or of an unknown name."""
+    if not block["end"]:
+        raise UserError(f"{block['opening'].strip()} has no <!-- end -->")
+    name, folder = block["name"], machine
+    if block["machine"]:
+        folder = REFERENCE / block["machine"]
+    if name in BLOCKS or name in MACHINE_BLOCKS:
+        content = block_text(name, folder)
+    else:
+        content = tables_in(folder).get(name, "")
+    if not content.strip():
+        raise UserError(f"there is no table {name} in {relative(folder)}")
+    if not content.startswith("|"):  # as tables do, which need no space around them
+        content = f"\n{content}\n"
+    return f"{block['opening']}{content}{block['end']}"
 
 
 def block_text(name: str, machine: Path) -> str:
-    """Returns what stands between markers of a name in BLOCKS, or in MACHINE_BLOCKS for a machine;
-    "" for another name."""
+    """Returns what stands between markers of a name in BLOCKS, or in MACHINE_BLOCKS for a
+    machine."""
     if name in BLOCKS:
-        content = BLOCKS[name]()
-    elif name in MACHINE_BLOCKS:
-        content = MACHINE_BLOCKS[name](machine)
-    else:
-        return ""
+        return as_text(BLOCKS[name]())
+    return as_text(MACHINE_BLOCKS[name](machine))
+
+
+def as_text(content: Table | str) -> str:
     if isinstance(content, Table):
         return markdown(content)
     return content

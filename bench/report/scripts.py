@@ -138,8 +138,8 @@ def differences_between(record: Record, base: Record) -> list[str]:
     if record.config["device"] == "cpu" and record.config["world_size"] == 1:
         words["threads"] = counted(own.get("threads") or 0, "thread")
     # Older records don't tell their threads.
-    known = [name for name in words if None not in (own.get(name), other.get(name))]
-    return [words[name] for name in known if own[name] != other[name]]
+    in_both = [name for name in words if None not in (own.get(name), other.get(name))]
+    return [words[name] for name in in_both if own[name] != other[name]]
 
 
 def script_label(record: Record, with_tokens: bool) -> str:

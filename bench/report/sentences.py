@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from bench.analysis.claims import Claims
+from bench.analysis.claims import Claims, MissingRow
 from bench.analysis.rows import known_values
 from bench.common import REFERENCE, relative
 from bench.report.readme_tables import bench_minutes
@@ -94,15 +94,11 @@ def figure_text(name: str, claims: Claims) -> str:
     figure = FIGURES[name]
     try:
         value = figure.value(claims)
-    except KeyError as error:
+    except MissingRow as error:
         raise UserError(f"the figure {name}: no row {error} in {relative(claims.folder)}")
     except OSError as error:
         raise UserError(f"the figure {name}: {error}")
-    values: Sequence[float | None]
-    if isinstance(value, Sequence):
-        values = value
-    else:
-        values = [value]
+    values: Sequence[float | None] = value if isinstance(value, Sequence) else [value]
     numbers = known_values(values)
     if not numbers or len(numbers) < len(values):
         raise UserError(f"the figure {name} isn't known from {relative(claims.folder)}")

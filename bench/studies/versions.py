@@ -13,6 +13,7 @@ from bench import processes
 from bench.analysis.gradients import verdict_of
 from bench.analysis.rows import Row, Rows
 from bench.catalogue import Run
+from bench.machine import release
 from bench.measure.measurement import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.measure.records import Record
@@ -249,7 +250,7 @@ def environment_of(name: str) -> Environment:
     except (OSError, LookupError, ValueError):
         raise UserError(f"--python {name}: {python} is no Python", 2)
     torch = machine["torch"]
-    if tuple(map(int, re.findall(r"\d+", torch)[:2])) < OLDEST_TORCH:
+    if release(torch) < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
         raise UserError(f"--python {name}: has PyTorch {torch}: it takes {oldest} or newer", 2)
     return Environment(python, torch, machine["python"], machine["device"])
