@@ -123,18 +123,17 @@ def kept(name: str):
     return json.loads((MEMORY / name).read_text(encoding="utf-8"))
 
 
-def audited(name: str, card: str) -> dict:
-    """Returns what an audit predicted of a step's memory on a card."""
-    (audit,) = (audit for audit in kept("audits.json") if audit["name"] == name)
-    (row,) = (row for row in audit["rows"] if row["card"] == card)
-    return row
+def audited(name: str, batch: int, card: str) -> dict:
+    """Returns what an audit predicted of a step's memory at a batch size on a card."""
+    (audit,) = (audit for audit in kept("audits.json")[name] if audit["batch"] == batch)
+    return audit["memory"][card]
 
 
 def measured_table() -> Table:
     """The memory that others measured, beside what the audit predicts of the same step."""
     rows = []
     for measured in kept("measured.json"):
-        memory = audited(measured["name"], measured["card"])["memory"]
+        memory = audited(measured["name"], measured["batch"], measured["card"])
         for kind in ("allocated", "reserved"):
             if kind in measured:
                 rows += rows_of(measured, kind, memory[kind] / MIB)
@@ -177,10 +176,11 @@ def sample_table() -> Table:
     rows = []
     for name, title in MODELS.items():
         small, large = sorted(map(int, kept("counted.json")[name]))
-        memory, counted = audited(name, "H100"), kept("counted.json")[name]
+        counted = kept("counted.json")[name]
+        memory = {batch: audited(name, batch, "H100") for batch in (small, large)}
         row = dict(title=title, batches=f"{small}, {large}")
         for kind in ("allocated", "reserved"):
-            row[kind] = (memory["larger"][kind] - memory["memory"][kind]) / (large - small) / MIB
+            row[kind] = (memory[large][kind] - memory[small][kind]) / (large - small) / MIB
         for kind in ("stored", "peak"):
             row[kind] = (
                 (counted[str(large)][kind] - counted[str(small)][kind]) / (large - small) / MIB
