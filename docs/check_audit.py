@@ -4,7 +4,8 @@
 
 expected.md has what somebody wrote down before each audit, and NAME.txt what the audit printed.
 measured.json has the memory that others measured on GPUs, in MiB; audits.json what audits of the
-same steps predict, and counted.json what counted.py counts without the audit, both in bytes.
+same steps predict, and counted.json what counted.py counts without the audit, both in bytes;
+kitsune.json what torch-kitsune 0.7.0 predicts, in MiB.
 """
 
 import csv
@@ -145,6 +146,8 @@ def measured_table() -> Table:
         num_col("measured", "measured", ",.0f"),
         num_col("audit", "predicted", ",.0f"),
         num_col("error", "error", "+.1%"),
+        num_col("torch-kitsune", "kitsune", ",.0f"),
+        num_col("error", "kitsune_error", "+.1%"),
     ]
     return Table(columns, rows)
 
@@ -158,6 +161,7 @@ def rows_of(measured: dict, kind: str, predicted: float) -> list[dict]:
         batch=measured["batch"],
         kind=kind,
         predicted=predicted,
+        kitsune=kept("kitsune.json")[measured["name"]],
     )
     figures = {kind: measured[kind]}
     if "left" in measured:
@@ -165,7 +169,13 @@ def rows_of(measured: dict, kind: str, predicted: float) -> list[dict]:
             measured[kind] - measured["left"]
         )
     return [
-        row | dict(kind=text, measured=figure, error=predicted / figure - 1)
+        row
+        | dict(
+            kind=text,
+            measured=figure,
+            error=predicted / figure - 1,
+            kitsune_error=row["kitsune"] / figure - 1,
+        )
         for text, figure in figures.items()
     ]
 
