@@ -4,7 +4,8 @@
 
 expected.md has what somebody wrote down before each audit, and NAME.txt what the audit printed.
 measured.json has the memory that others measured on GPUs, in MiB; audits.json what audits of the
-same steps predict, and counted.json what counted.py counts without the audit, both in bytes.
+same steps predict, and counted.json what counted.py counts without the audit, both in bytes;
+kitsune.json what torch-kitsune 0.7.0 predicts, in MiB.
 """
 
 import csv
@@ -123,18 +124,17 @@ def kept(name: str):
     return json.loads((MEMORY / name).read_text(encoding="utf-8"))
 
 
-def audited(name: str, card: str) -> dict:
-    """Returns what an audit predicted of a step's memory on a card."""
-    (audit,) = (audit for audit in kept("audits.json") if audit["name"] == name)
-    (row,) = (row for row in audit["rows"] if row["card"] == card)
-    return row
+def audited(name: str, batch: int, card: str) -> dict:
+    """Returns what an audit predicted of a step's memory at a batch size on a card."""
+    (audit,) = (audit for audit in kept("audits.json")[name] if audit["batch"] == batch)
+    return audit["memory"][card]
 
 
 def measured_table() -> Table:
     """The memory that others measured, beside what the audit predicts of the same step."""
     rows = []
     for measured in kept("measured.json"):
-        memory = audited(measured["name"], measured["card"])["memory"]
+        memory = audited(measured["name"], measured["batch"], measured["card"])
         for kind in ("allocated", "reserved"):
             if kind in measured:
                 rows += rows_of(measured, kind, memory[kind] / MIB)
@@ -146,6 +146,8 @@ def measured_table() -> Table:
         num_col("measured", "measured", ",.0f"),
         num_col("audit", "predicted", ",.0f"),
         num_col("error", "error", "+.1%"),
+        num_col("torch-kitsune", "kitsune", ",.0f"),
+        num_col("error", "kitsune_error", "+.1%"),
     ]
     return Table(columns, rows)
 
@@ -159,6 +161,7 @@ def rows_of(measured: dict, kind: str, predicted: float) -> list[dict]:
         batch=measured["batch"],
         kind=kind,
         predicted=predicted,
+        kitsune=kept("kitsune.json")[measured["name"]],
     )
     figures = {kind: measured[kind]}
     if "left" in measured:
@@ -166,7 +169,13 @@ def rows_of(measured: dict, kind: str, predicted: float) -> list[dict]:
             measured[kind] - measured["left"]
         )
     return [
-        row | dict(kind=text, measured=figure, error=predicted / figure - 1)
+        row
+        | dict(
+            kind=text,
+            measured=figure,
+            error=predicted / figure - 1,
+            kitsune_error=row["kitsune"] / figure - 1,
+        )
         for text, figure in figures.items()
     ]
 
@@ -177,10 +186,11 @@ def sample_table() -> Table:
     rows = []
     for name, title in MODELS.items():
         small, large = sorted(map(int, kept("counted.json")[name]))
-        memory, counted = audited(name, "H100"), kept("counted.json")[name]
+        counted = kept("counted.json")[name]
+        memory = {batch: audited(name, batch, "H100") for batch in (small, large)}
         row = dict(title=title, batches=f"{small}, {large}")
         for kind in ("allocated", "reserved"):
-            row[kind] = (memory["larger"][kind] - memory["memory"][kind]) / (large - small) / MIB
+            row[kind] = (memory[large][kind] - memory[small][kind]) / (large - small) / MIB
         for kind in ("stored", "peak"):
             row[kind] = (
                 (counted[str(large)][kind] - counted[str(small)][kind]) / (large - small) / MIB

@@ -398,7 +398,8 @@ def known_loss():
 
     def step(*_):
         with torch.autocast("cpu", torch.bfloat16):
-            return matmul() + F.cross_entropy(weight.bfloat16(), targets)
+            loss = F.cross_entropy(weight.bfloat16(), targets)
+        return matmul() + loss
 
     train(None, step, optimizer=torch.optim.SGD([weight]))
 

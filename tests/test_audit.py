@@ -1001,6 +1001,12 @@ def test_memory_that_is_known(name, mib, change, tmp_path):
     assert translation.bound == ""
 
 
+def test_the_backward_pass_has_a_workspace_of_its_own(tmp_path):
+    memory = translated(Step(toy("fast", tmp_path))).memory
+    one, two = (simulate(memory.events(32 * MIB, *more)) for more in ([], [32 * MIB]))
+    assert two.allocated - one.allocated == 32 * MIB
+
+
 def test_the_loss_under_autocast_is_computed_in_16_bits(tmp_path):
     """At the peak are the weight, the log-softmax of its copy in 16 bits, that in float32, and the
     gradient of the latter."""

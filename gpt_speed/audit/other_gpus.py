@@ -51,7 +51,8 @@ def memory_on(card: Card, translation: Translation) -> dict:
     Translation.`bound`; whether it `fits` (None where that isn't known); and all that as a
     `text`."""
     room, bound = (card.mib - OTHERS) * MIB, translation.bound
-    events = translation.memory.events(workspace(card.capability, card.is_amd))
+    space = workspace(card.capability, card.is_amd)
+    events = translation.memory.events(space, space)
     allocator = simulate(events)
     fits: bool | None = can_run(events, room)
     if bound == ABOUT or bound == (AT_LEAST if fits else AT_MOST):

@@ -79,13 +79,22 @@ class StepMemory:
                 spans.append((index, index + 1))
         return spans
 
-    def events(self, workspace: int) -> list[Event]:
-        """Returns the events of the model, of the `workspace` of matmuls, in bytes, and of STEPS
-        steps like the watched one, in the first of which the optimizer makes its state."""
+    def first_matmul_of_backward(self) -> int | None:
+        """Returns the index of the backward pass's first matmul; None without one."""
+        for index, op in enumerate(self.ops):
+            if op.phase == "backward" and op.is_matmul:
+                return index
+        return None
+
+    def events(self, workspace: int, of_backward: int = 0) -> list[Event]:
+        """Returns the events of the model, of the `workspace` of matmuls and that of the backward
+        pass, which a GPU runs in a thread of its own, in bytes; and of STEPS steps like the watched
+        one, in the first of which the optimizer makes its state."""
         replay = Replay(self)
         replay.begin_training(workspace)
-        for number in range(STEPS):
-            replay.run_step(is_first=number == 0)
+        replay.run_first_step(of_backward)
+        for _ in range(STEPS - 1):
+            replay.run_step()
         return replay.timeline.events
 
 
@@ -102,7 +111,7 @@ class Replay:
         self.born, self.died = by_index(memory, "born"), by_index(memory, "died")
         self.older = self.born.pop(None, [])
         self.state = [storage for storage in self.older if storage.role == "optimizer"]
-        self.first_update = next((begin for begin, _ in memory.spans_of_updates()), 0)
+        self.added: dict[int, list[Storage]] = defaultdict(list)  # by the first step, as by index
 
     def begin_training(self, workspace: int) -> None:
         """Makes what is there before the first step: the model, the data, and the workspace."""
@@ -113,13 +122,23 @@ class Replay:
         )
         self.timeline.make(workspace)
 
-    def run_step(self, is_first: bool) -> None:
+    def run_first_step(self, workspace: int) -> None:
+        """Runs a step that also makes the optimizer's state before the first update, and a
+        workspace before the first matmul of the backward pass."""
+        first_update = next((begin for begin, _ in self.memory.spans_of_updates()), 0)
+        self.added[first_update] += self.state
+        first_matmul = self.memory.first_matmul_of_backward()
+        if workspace and first_matmul is not None:
+            self.added[first_matmul].append(Storage(workspace, "", "", None, None))
+        self.run_step()
+        self.added.clear()
+
+    def run_step(self) -> None:
         """Makes and releases what a step does."""
         for index in range(len(self.memory.ops) + 1):
             for storage in self.died[index]:
                 self.end(storage)
-            if is_first and index == self.first_update:
-                self.begin(self.state)
+            self.begin(self.added[index])
             self.use_scratch(self.memory.scratch.get(index, []))
             self.begin(self.born[index])
         for storage in [storage for storage in self.living if storage.born is not None]:

@@ -55,7 +55,7 @@ class Translation:
 
 def translated(step: Step) -> Translation:
     """Returns the memory of the watched step on a GPU."""
-    changes = {"a workspace for matmuls": None}
+    changes = {"workspaces for matmuls": None}
     translation = Translation(StepMemory(step), changes, bounds_of(step))
     if step.device == "cpu":
         fuse_calls(translation)
