@@ -7,7 +7,7 @@ one that would gain nothing: its state is NO_GAIN.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gpt_speed.audit.attention import MATH, Attention
@@ -46,25 +46,28 @@ class Finding(NamedTuple):
 
 def causal_mask(step: Step) -> Finding:
     """Asks whether the causal mask is made on the fly: a stored one is read in each call."""
-    masks = [older_masks(call) for call in step.attentions]
-    stored = [[op for op, source in sources if source["triangle"]] for sources in masks]
-    ops = [*dict.fromkeys(op for of_call in stored for op in of_call)]
-    if ops:
-        calls, tokens = counted(sum(map(bool, stored)), "call"), ops[0].outputs[0].shape[-2]
+    older = [*older_masks(step)]
+    stored = [(number, op) for number, op, source in older if source["triangle"]]
+    if stored:
+        numbers, ops = zip(*stored, strict=True)
+        calls, tokens = counted(len({*numbers}), "call"), ops[0].outputs[0].shape[-2]
         return Finding(LACKS, f"{calls} of attention with a stored triangle, {tokens} tokens", ops)
-    older = [op for sources in masks for op, _ in sources]
     if older:
-        return Finding(CANT_TELL, "a mask that comes from outside the step", older)
+        evidence = "a mask that comes from outside the step"
+        return Finding(CANT_TELL, evidence, [op for _, op, _ in older])
     if any(call.masks or call.causal for call in step.attentions):
         evidence = "the mask is made in the step, or the kernel knows that it is causal"
         return Finding(HAS, evidence)
     return Finding(NOT_HERE, "no masked attention")
 
 
-def older_masks(call: Attention) -> list[tuple[Op, dict]]:
-    """Returns what a call's masks are made of that is older than the step, with the operators that
-    apply it."""
-    return [(op, source) for op, mask in call.masks for source in mask.sources()]
+def older_masks(step: Step) -> Iterator[tuple[int, Op, dict]]:
+    """Yields what masks are made of that is older than the step, with the number of the call of
+    attention, and the operator that applies the mask."""
+    for number, call in enumerate(step.attentions):
+        for op, mask in call.masks:
+            for source in mask.sources():
+                yield number, op, source
 
 
 def tensor_cores(step: Step) -> Finding:
