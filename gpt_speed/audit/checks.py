@@ -338,7 +338,8 @@ def are_chunks(step: Step, heads: list[Op]) -> bool:
     logits of all tokens."""
     if len(heads) <= min(len(step.lookups), step.backwards):
         return False
-    tokens = sum(math.prod(head.outputs[0].shape) for head in heads) / step.vocabulary
+    shapes = [head.outputs[0].shape for head in heads]  # or those of gradients, within the loss
+    tokens = sum(math.prod(shape[:-1]) for shape in shapes if shape[-1] == step.vocabulary)
     return tokens <= step.backwards * max(map(indices_of, step.lookups))
 
 
