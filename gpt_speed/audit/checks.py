@@ -355,7 +355,8 @@ def whole_logits(step: Step, count: int) -> Finding:
         evidence += f" in each of {count} heads"
     ops = [*step.heads, *step.losses]
     if math.prod(sizes) <= CHUNK:
-        return Finding(NO_GAIN, f"{evidence}; a chunk has {CHUNK:,} tokens at least", ops)
+        reason = f"{evidence}, while a chunk of technique 14 has at least {CHUNK:,} tokens"
+        return Finding(NO_GAIN, reason, ops)
     needs = ""
     if step.weights[head].type != head.type:
         needs = "under autocast, cast its input and weight before"
