@@ -97,11 +97,11 @@ def medians(sessions: list[Session]) -> dict[str, float]:
     }
 
 
-def expected(technique: str, share: float, gain: float | None) -> float | None:
+def expected(technique: str, share: float | None, gain: float | None) -> float | None:
     """Returns the speedup to expect where a technique changes another share of the step than on
     our model, and saves the same part of it, which may be more than all: see checks.Finding.beside.
-    What changes the whole step gains as on our model."""
-    if not gain or not share or technique not in OUR_SHARES:
+    What changes the whole step, or a share that isn't known, gains as on our model."""
+    if not gain or share is None or technique not in OUR_SHARES:
         return gain
     saved = max(-MOST_ADDED, (1 - 1 / gain) / OUR_SHARES[technique])  # of what it changes
     return 1 / max(LEAST_LEFT, 1 - share * saved)

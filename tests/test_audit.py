@@ -695,7 +695,7 @@ def test_what_chunks_need(tmp_path, name, state, needs):
     ]
     assert row["state"] == state and needs in row["needs"] and bool(needs) == bool(row["needs"])
     assert (row["expected"] == 1) == (state == NO_GAIN)
-    assert ("1,024 tokens at least" in row["evidence"]) == (state == NO_GAIN)
+    assert ("at least 1,024 tokens" in row["evidence"]) == (state == NO_GAIN)
 
 
 def test_logits_of_several_heads_are_counted(tmp_path):
@@ -705,14 +705,14 @@ def test_logits_of_several_heads_are_counted(tmp_path):
 
 @pytest.mark.parametrize(("share", "state"), [(0.9, LACKS), (0.01, LACKS), (0.001, NO_GAIN)])
 def test_bfloat16_gains_by_its_share(ladder, share, state):
-    """Of operators that move many bytes: small ones take as long in 16 bits."""
+    """That of matmuls which move many bytes: small operators take as long in 16 bits."""
     facts = deepcopy(ladder(0)) | dict(dtype="bfloat16")
     step = Step(facts)
-    origins = {op.origin for op in step.kinds if op.kernel and op.kernel[-1] >= LARGE}
-    large = [op.origin in origins for op in step.ops]
-    counts = {is_large: large.count(is_large) for is_large in (True, False)}
-    for op, is_large in zip(facts["ops"], large, strict=True):
-        op["seconds"] = (share if is_large else 1 - share) / counts[is_large]
+    large = {op.origin for op in step.kinds if op.kernel and op.kernel[-1] >= LARGE}
+    kinds = [(op.origin in large, op.origin in step.matmuls) for op in step.ops]
+    seconds = {(True, True): share, (False, False): 1 - share}
+    for op, kind in zip(facts["ops"], kinds, strict=True):
+        op["seconds"] = seconds.get(kind, 0) / kinds.count(kind)
     gains = {patch: 2.0 for patch in TECHNIQUES}
     session = Session("x", "x", "cuda", "bfloat16", "x", gains)
     (row,) = [

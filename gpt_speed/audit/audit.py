@@ -151,10 +151,11 @@ def row_of(
     number: int, name: str, patch: str, finding: Finding, gain: float | None, device: str
 ) -> dict:
     """Returns what an audit says of one technique, with its `gain` on our model."""
-    share, most = finding.share, finding.share + finding.beside
+    share = finding.share or 0.0
+    most = share + finding.beside
     # The speedup if that took no time, unless it is nearly the whole step.
     bound = 1 / (1 - most) if 0 < most < 0.95 else None
-    here = gain if device == "cuda" else expected(patch, share, gain)
+    here = gain if device == "cuda" else expected(patch, finding.share, gain)
     if finding.state == NO_GAIN:
         here = 1.0
     return dict(

@@ -32,7 +32,7 @@ class Finding(NamedTuple):
     state: str
     evidence: str
     ops: Sequence[Op] = ()  # that the technique would change
-    share: float = 0.0  # of the step's time that it would change; else that of `ops`
+    share: float | None = None  # of the step's time that it would change; else that of `ops`
     beside: float = 0.0  # what it may save elsewhere, as a share of the step's time
     place: str = ""  # the script's line to change, if that isn't where the operators run
     needs: str = ""  # what the technique takes here, beside its lines
@@ -154,18 +154,13 @@ def bfloat16(step: Step) -> Finding:
         return Finding(HAS, evidence)
     if step.facts["dtype"] != "bfloat16":
         return Finding(NO_HARDWARE, evidence)
-    large = large_ops(step)
-    if step.time_share(large) < LEAST_SHARE:
+    large = {op.origin for op in step.kinds if op.kernel and op.kernel[-1] >= LARGE}
+    matmuls = [op for op in step.matmuls if op in large]
+    share, most = step.time_share(matmuls), step.time_share(large)
+    if most < LEAST_SHARE:
         return Finding(NO_GAIN, f"{evidence}; operators are too small to be faster in 16 bits")
     state = LACKS if shares.get("float32", 0) > 0.9 else CANT_TELL
-    return Finding(state, evidence, large)
-
-
-def large_ops(step: Step) -> list[Op]:
-    """Returns the forward operators and updates that move many bytes, or whose backward passes do,
-    which are half as many in 16 bits; first the matmuls."""
-    large = (op.origin for op in step.kinds if op.kernel and op.kernel[-1] >= LARGE)
-    return sorted(dict.fromkeys(large), key=lambda op: not op.is_matmul)
+    return Finding(state, evidence, matmuls, share=share, beside=most - share)
 
 
 def native_layers(step: Step) -> Finding:
@@ -365,7 +360,8 @@ def whole_logits(step: Step, count: int) -> Finding:
         evidence += f" in each of {count} heads"
     ops = [*step.heads, *step.losses]
     if math.prod(sizes) <= CHUNK:
-        return Finding(NO_GAIN, f"{evidence}; a chunk has {CHUNK:,} tokens at least", ops)
+        reason = f"{evidence}, while a chunk of technique 14 has at least {CHUNK:,} tokens"
+        return Finding(NO_GAIN, reason, ops)
     needs = ""
     if step.weights[head].type != head.type:
         needs = "under autocast, cast its input and weight before"
@@ -453,7 +449,7 @@ def check(step: Step) -> dict[str, Finding]:
     findings = {}
     for patch, (technique_check, needs) in CHECKS.items():
         finding = not_applicable(step, needs) or technique_check(step)
-        if finding.ops and not finding.share:
+        if finding.ops and finding.share is None:
             finding = finding._replace(share=step.time_share(finding.ops))
         findings[patch] = finding
     return findings
