@@ -4,8 +4,7 @@
 
 expected.md has what somebody wrote down before each audit, and NAME.txt what the audit printed.
 measured.json has the memory that others measured on GPUs, in MiB; audits.json what audits of the
-same steps predict, and counted.json what counted.py counts without the audit, both in bytes;
-kitsune.json what torch-kitsune 0.7.0 predicts, in MiB.
+same steps predict, in bytes, and kitsune.json what torch-kitsune 0.7.0 does, in MiB.
 """
 
 import csv
@@ -22,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from gpt_speed.memory import MIB  # noqa: E402
-from gpt_speed.tables import Column, Table, markdown, num_col, text_col  # noqa: E402
+from gpt_speed.tables import Table, markdown, num_col, text_col  # noqa: E402
 
 LOGS = ROOT / "results" / "reference" / "audit"
 VERDICTS, MEMORY = LOGS / "2026-11-29", LOGS / "2026-11-29-memory"
@@ -32,11 +31,7 @@ NAMES = {  # of the programs whose memory was measured
     "gollem-float32": "gollem, float32",
     "gollem-bfloat16": "gollem, bfloat16 by autocast",
     "gollem-flash": "gollem, FlashAttention",
-    "gb10": "GB10 notes, gpt2-medium",
 }
-MODELS = dict(
-    lstm="LSTM", unet="U-Net", vit="ViT", t5="T5", mixtral="Mixtral, a mixture of experts"
-)
 
 
 # ---- Verdicts
@@ -180,36 +175,8 @@ def rows_of(measured: dict, kind: str, predicted: float) -> list[dict]:
     ]
 
 
-def sample_table() -> Table:
-    """The MiB that one more sample adds: to the predicted memory, to the tensors that autograd
-    stores, and to what PyTorch's profiler sees allocated at the peak on a CPU."""
-    rows = []
-    for name, title in MODELS.items():
-        small, large = sorted(map(int, kept("counted.json")[name]))
-        counted = kept("counted.json")[name]
-        memory = {batch: audited(name, batch, "H100") for batch in (small, large)}
-        row = dict(title=title, batches=f"{small}, {large}")
-        for kind in ("allocated", "reserved"):
-            row[kind] = (memory[large][kind] - memory[small][kind]) / (large - small) / MIB
-        for kind in ("stored", "peak"):
-            row[kind] = (
-                (counted[str(large)][kind] - counted[str(small)][kind]) / (large - small) / MIB
-            )
-        rows.append(row | dict(difference=row["allocated"] / row["stored"] - 1))
-    columns: list[Column] = [
-        text_col("model", "title"),
-        text_col("batch sizes", "batches"),
-        num_col("stored", "stored", ".2f"),
-        num_col("audit, allocated", "allocated", ".2f"),
-        num_col("to stored", "difference", "+.1%"),
-        num_col("audit, reserved", "reserved", ".2f"),
-        num_col("profiler, peak", "peak", ".2f"),
-    ]
-    return Table(columns, rows)
-
-
 def main() -> None:
-    for table in (verdict_table(), measured_table(), sample_table()):
+    for table in (verdict_table(), measured_table()):
         print(markdown(table))
 
 

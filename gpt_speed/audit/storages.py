@@ -80,9 +80,9 @@ class StepMemory:
         return spans
 
     def first_matmul_of_backward(self) -> int | None:
-        """Returns the index of the backward pass's first matmul; None without one."""
+        """Returns the index of the backward pass's first matmul by cuBLAS; None without one."""
         for index, op in enumerate(self.ops):
-            if op.phase == "backward" and op.is_matmul:
+            if op.phase == "backward" and op.is_matmul and op.name != "convolution":
                 return index
         return None
 
