@@ -714,7 +714,7 @@ def test_bfloat16_gains_by_its_share(ladder, share, state):
     for op, kind in zip(facts["ops"], kinds, strict=True):
         op["seconds"] = seconds.get(kind, 0) / kinds.count(kind)
     gains = {patch: 2.0 for patch in TECHNIQUES}
-    session = Session("x", "x", "cuda", "bfloat16", "x", gains)
+    session = Session("x", "x", facts["device"], "bfloat16", "x", gains)
     (row,) = [
         row for row in report_of(facts, sessions=[session])["techniques"] if row["number"] == 5
     ]

@@ -420,7 +420,7 @@ def test_each_run_has_a_folder_of_its_own(monkeypatch, tmp_path, scratch):
     driver, commands = load(DRIVER), []
     run = SimpleNamespace(train=commands.append, derivatives={})
     monkeypatch.setattr(driver, "TrainingRun", lambda *_: run)
-    monkeypatch.setattr(driver, "load", lambda *_: None)
+    monkeypatch.setattr(driver, "load_script", lambda *_: None)
     args = SimpleNamespace(
         script="x.py",
         device="cpu",

@@ -246,7 +246,8 @@ import runpy, sys
 from pathlib import Path
 runpy.run_path(sys.argv[1])
 files = [Path(module.__file__) for module in sys.modules.values() if getattr(module, "__file__", 0)]
-print(*(file for file in files if Path(sys.argv[2]) == file.parent and file.stem != "__init__"))
+own = [file for file in files if Path(sys.argv[2]) in file.parents and file.stem != "__init__"]
+print(*sorted(own))
 """
 
 
@@ -255,7 +256,7 @@ def test_what_a_driver_imports_is_named():
     gradients = STUDIES["gradients"]
     driver, *_ = gradients.driver(setup_of(ROOT), Run("", ROOT / "00_orig.py"))
     loaded = run_python("-c", IMPORTED, driver, ROOT / "gpt_speed", fork=False)
-    assert loaded.stdout.split() == list(map(str, gradients.imports(Run("", ""))))
+    assert loaded.stdout.split() == sorted(map(str, gradients.imports(Run("", ""))))
 
 
 def test_what_the_trainer_imports_is_named(place):
@@ -548,7 +549,7 @@ def sizes(place, names="abc", **settings):
         (dict(status="out_of_memory", error="out of memory: lower it"), False),
         (lambda *_: (1, "", "error: rank 1: out of memory: lower it"), False),  # before its record
         (lambda *_: (1, "", "error: the text is too short: 9 windows"), False),
-        (lambda *_: (-9, "", ""), False),
+        (lambda *_: (-9, "", ""), True),  # Linux has ended nothing for want of RAM
         (lambda *_: (-11, "", ""), True),
     ],
 )

@@ -28,7 +28,8 @@ from matplotlib import pyplot as plt
 from bench.analysis.folders import newest_in
 from bench.analysis.gains import ladder_sessions
 from bench.analysis.rows import Rows
-from bench.catalogue import Scripts, at_dropout_of
+from bench.catalogue import Scripts
+from bench.catalogue.variants import at_dropout_of
 from bench.common import ROOT
 from bench.measure.plan import SCRATCH, Growth, Plan
 from bench.report import scripts

@@ -19,6 +19,7 @@ from patches import stack
 DRIVER = ROOT / "bench" / "measure" / "gradients.py"
 IMPORTED = [  # by the driver
     ROOT / "gpt_speed" / "numeric.py",
+    ROOT / "gpt_speed" / "script.py",
     ROOT / "gpt_speed" / "gradients" / "tolerance.py",
 ]
 IN_REPORT = "memory", "dropout", "head"  # the groups that a report on a GPU checks next to 01

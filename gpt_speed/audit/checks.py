@@ -154,12 +154,16 @@ def bfloat16(step: Step) -> Finding:
         return Finding(HAS, evidence)
     if step.facts["dtype"] != "bfloat16":
         return Finding(NO_HARDWARE, evidence)
+    return float32_step(step, evidence, LACKS if shares.get("float32", 0) > 0.9 else CANT_TELL)
+
+
+def float32_step(step: Step, evidence: str, state: str) -> Finding:
+    """Returns what bfloat16 may gain: in matmuls, and beside them in all that moves many bytes."""
     large = {op.origin for op in step.kinds if op.kernel and op.kernel[-1] >= LARGE}
     matmuls = [op for op in step.matmuls if op in large]
     share, most = step.time_share(matmuls), step.time_share(large)
     if most < LEAST_SHARE:
         return Finding(NO_GAIN, f"{evidence}; operators are too small to be faster in 16 bits")
-    state = LACKS if shares.get("float32", 0) > 0.9 else CANT_TELL
     return Finding(state, evidence, matmuls, share=share, beside=most - share)
 
 
