@@ -18,7 +18,7 @@ from gpt_speed.common import UserError
 from gpt_speed.memory import Event, MemoryNeed, memory_need
 from gpt_speed.speed import Work
 
-CANT = "what it takes can't be predicted: "
+NOT_TRACED = "what it takes can't be predicted: "
 TRACE_SECONDS = 900  # that the trace of one batch size may take; most take some seconds
 VARIABLES = dict(
     OMP_NUM_THREADS="1",
@@ -108,9 +108,9 @@ def run_traces(
             trace = answer["trace"]
             traces[batch] = trace | dict(events=[Event(*event) for event in trace["events"]])
         elif answer["is_untraceable"]:
-            raise Untraceable(CANT + answer["error"])
+            raise Untraceable(NOT_TRACED + answer["error"])
         elif batch not in optional:
-            raise UserError(CANT + answer["error"])
+            raise UserError(NOT_TRACED + answer["error"])
     return traces
 
 
@@ -126,9 +126,9 @@ def answers_of_child(text: bytes, options: list[str], batches: Sequence[int]) ->
         try:
             code, out, err = processes.answer_of(command, "its trace", VARIABLES, seconds)
         except UserError as stuck:
-            raise UserError(f"{CANT}{stuck}")
+            raise UserError(f"{NOT_TRACED}{stuck}")
     if code < 0:
-        raise UserError(CANT + children.ending(code))
+        raise UserError(NOT_TRACED + children.ending(code))
     if code:
-        raise UserError(CANT + processes.error_line(err))
+        raise UserError(NOT_TRACED + processes.error_line(err))
     return json.loads(out.splitlines()[-1])
