@@ -280,7 +280,8 @@ class ChunkedLoss(torch.autograd.Function):
             exp_MV = (logits_MV - max_M1).exp()
             sum_M1 = exp_MV.sum(dim=-1, keepdim=True)
             losses.append((sum_M1.log() + max_M1 - logits_MV.gather(-1, targets_M1)).sum())
-            # The gradient of the logits is their softmax, minus 1 at the target.
+            # The gradient of the logits is their softmax, minus 1 at the target. It takes the type
+            # of the product, which under autocast isn't that of x_MC.
             one_hot_MV = (ids_V == targets_M1.int()).float()
             gradient_MV = (exp_MV / sum_M1 - one_hot_MV).to(products_MV.dtype)
             x_gradients.append(gradient_MV @ weight_VC)
