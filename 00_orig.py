@@ -242,7 +242,7 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     return model.to(device)
 
 
-def count_parameters(model: nn.Module, config: Config) -> dict[str, int]:
+def count_parameters_and_flops(model: nn.Module, config: Config) -> dict[str, int]:
     """Counts the parameters and the floating-point operations per training token: 2 forward and 4
     backward per weight of a linear layer, plus attention's (PaLM, arXiv:2204.02311, appendix B)."""
     matmul_weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
@@ -295,7 +295,7 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
                 train_loss = evaluate(model, data.train, config)
                 val_loss = evaluate(model, data.val, config)
                 run.log(epoch + 1, step, seconds, train_loss, val_loss)
-                check_loss(train_loss + val_loss, config)
+                check_loss(train_loss + val_loss)
                 done = done or val_loss <= config.target_loss
                 times = [now(config.device)]  # the clock starts again
             if done:
@@ -315,7 +315,7 @@ def count_steps(config: Config, steps_per_epoch: int) -> int:
     return min(limits)
 
 
-def check_loss(loss: float, config: Config) -> None:
+def check_loss(loss: float) -> None:
     """Raises FloatingPointError if training has diverged."""
     if not math.isfinite(loss):
         raise FloatingPointError("the loss is not finite: lower --learning-rate")
@@ -383,15 +383,20 @@ def set_up_process() -> None:
 
 
 def set_up_pytorch() -> None:
-    """Makes the folder for compiled code, if the user names one: PyTorch's optimizers need it."""
+    """Sets what PyTorch reads once."""
+    make_compiler_folder()
+
+
+# ---- Plumbing: hardware, memory, record, settings, errors --------------------------------------
+
+def make_compiler_folder() -> None:
+    """Makes the folder for compiled code that the user names; PyTorch's optimizers need it."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     try:
         os.makedirs(folder or ".", exist_ok=True)
     except OSError as error:
         raise UserError(f"{first_line(error)} (see TORCHINDUCTOR_CACHE_DIR)") from None
 
-
-# ---- Plumbing: hardware, memory, record, settings, errors --------------------------------------
 
 def memory_gb(device: torch.device) -> dict[str, float | None]:
     """Returns reserved GB (1024³ bytes), now and at the peak; on a CPU the peak resident set."""
@@ -405,6 +410,13 @@ def memory_gb(device: torch.device) -> dict[str, float | None]:
     return dict(reserved_gb=size and size / 1024**3, peak_reserved_gb=peak and peak / 1024**3)
 
 
+def describe_machine(device: torch.device) -> dict[str, str | int | None]:
+    """Returns what the speed depends on besides the script."""
+    cpu = getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", "unknown CPU")
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return dict(torch=torch.__version__, cpu=cpu, gpu=gpu, threads=torch.get_num_threads())
+
+
 class Run:
     """Prints the log and writes the record: one JSON object per line. No weights are saved."""
 
@@ -413,21 +425,19 @@ class Run:
     def start(self, model: nn.Module, data: Data, config: Config) -> None:
         self.config, self.seconds, self.average, self.attention = config, [], None, "manual"
         device, began = config.device, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{os.getpid()}.jsonl")
+        unique = os.urandom(3).hex()  # another machine may write into the same folder
+        path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{unique}.jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
-        while path.exists():  # another machine may share the folder
-            path = path.with_stem(f"{path.stem}-2")
         self.file = open(path, "x", encoding="utf-8")
-        settings = dict(asdict(config), **count_parameters(model, config), world_size=1,
+        settings = dict(asdict(config), **count_parameters_and_flops(model, config), world_size=1,
                         device=device.type, matmul_precision=torch.get_float32_matmul_precision())
         del settings["data"], settings["results_dir"]  # paths of this machine
-        cpu = getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", "unknown CPU")
-        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-        machine = dict(torch=torch.__version__, cpu=cpu, gpu=gpu, threads=torch.get_num_threads())
+        machine = describe_machine(device)
         self.write("start", schema=3, stage=config.name, time=began, config=settings,
                    data=data.meta, environment=machine,
                    source_sha256=hashlib.sha256(Path(__file__).read_bytes()).hexdigest())
-        print(f"PyTorch version: {torch.__version__}\nDevice: {device.type} ({gpu or cpu})\n"
+        print(f"PyTorch version: {torch.__version__}\n"
+              f"Device: {device.type} ({machine['gpu'] or machine['cpu']})\n"
               f"CUDA version: {torch.version.cuda or 'n/a'}\nModel: {config.model}, "
               f"{settings['parameters']:,} parameters\nRecord: {path}")
 
@@ -560,10 +570,7 @@ def ignore_signals() -> None:
 
 def first_line(error: BaseException) -> str:
     """Returns what an error says first, or its name if it says nothing."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    if isinstance(error, FileExistsError) and os.path.islink(str(error.filename)):
-        line += ", a link to a folder that isn't there"
-    return line
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -276,7 +276,7 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     return torch.compile(model) if config.compile else model
 
 
-def count_parameters(model: nn.Module, config: Config) -> dict[str, int]:
+def count_parameters_and_flops(model: nn.Module, config: Config) -> dict[str, int]:
     """Counts the parameters and the floating-point operations per training token: 2 forward and 4
     backward per weight of a linear layer, plus attention's (PaLM, arXiv:2204.02311, appendix B)."""
     matmul_weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
@@ -331,7 +331,7 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
                 train_loss = evaluate(model, data.train, config)
                 val_loss = evaluate(model, data.val, config)
                 run.log(epoch + 1, step, seconds, train_loss, val_loss)
-                check_loss(train_loss + val_loss, config)
+                check_loss(train_loss + val_loss)
                 done = done or val_loss <= config.target_loss
                 times = [now(config.device)]  # the clock starts again
             if done:
@@ -351,12 +351,10 @@ def count_steps(config: Config, steps_per_epoch: int) -> int:
     return min(limits)
 
 
-def check_loss(loss: float, config: Config) -> None:
+def check_loss(loss: float) -> None:
     """Raises FloatingPointError if training has diverged."""
     if not math.isfinite(loss):
-        has_bug = config.compile and torch.__version__.startswith("2.10.")
-        advice = "update PyTorch 2.10" if has_bug else "lower --learning-rate"
-        raise FloatingPointError(f"the loss is not finite: {advice}")
+        raise FloatingPointError("the loss is not finite: lower --learning-rate")
 
 
 @torch.no_grad()
@@ -422,12 +420,7 @@ def set_up_process() -> None:
 
 def set_up_pytorch() -> None:
     """Sets what PyTorch reads once. Variables that the user has set stay."""
-    keep_compiled_code()
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    try:
-        os.makedirs(folder or ".", exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{first_line(error)} (see TORCHINDUCTOR_CACHE_DIR)") from None
+    make_compiler_folder()
     os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # technique 8: cruder exp
     # Technique 14: a later start finds ChunkedLoss compiled; the cache's key has its code.
     os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE_ALLOW_CUSTOM_AUTOGRAD", "1")
@@ -442,12 +435,21 @@ def set_up_pytorch() -> None:
 
 # ---- Plumbing: hardware, memory, record, settings, errors --------------------------------------
 
+def make_compiler_folder() -> None:
+    """Makes the folder for compiled code: the one that the user names, else one in ~/.cache."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    try:
+        os.makedirs(folder or ".", exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{first_line(error)} (see TORCHINDUCTOR_CACHE_DIR)") from None
+    if folder is None:
+        keep_compiled_code()
+
+
 def keep_compiled_code() -> None:
     """Keeps compiled code in ~/.cache, since /tmp is emptied at a reboot. Each machine has its own
-    part, since code is made for its CPU. A folder of the user's choice stays, and so does PyTorch's
-    where there is no home, or where it can't be written."""
-    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
-        return
+    part, since code is made for its CPU. PyTorch's own folder stays where there is no home, or
+    where it can't be written."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gpt-speed")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -477,6 +479,8 @@ def fit_to_hardware(config: Config) -> None:
         config.dtype, config.dtype_reason = best_dtype(config.device)
     print(f"Training in {config.dtype}: {config.dtype_reason}")
     config.compile = config.compile and can_compile(config)
+    if config.compile and config.device.type == "cuda":
+        warn_of_compiler_bugs(config)
 
 
 def best_dtype(device: torch.device) -> tuple[str, str]:
@@ -515,6 +519,16 @@ def can_compile(config: Config) -> bool:
     return False
 
 
+def warn_of_compiler_bugs(config: Config) -> None:
+    """Prints which bugs of this PyTorch change what compiled code computes on a GPU."""
+    version = [int(number) for number in torch.__version__.split(".")[:2]]
+    if version == [2, 10]:
+        print("PyTorch 2.10 may compile gradients that are NaN: use another (docs/upstream.md)")
+    if version >= [2, 13] and config.dropout:
+        print("From PyTorch 2.13 on compiled dropout repeats its masks on a GPU: use 2.11, or"
+              " --dropout 0 (docs/upstream.md)")
+
+
 def hint_at_short_run(steps: int, device: torch.device) -> None:
     """Suggests --no-compile, in a terminal only, for runs too short to repay compiling: on two CPU
     cores it broke even after 140 steps, with an empty cache; on a GPU nobody has measured it."""
@@ -551,6 +565,13 @@ def memory_gb(device: torch.device) -> dict[str, float | None]:
     return dict(reserved_gb=size and size / 1024**3, peak_reserved_gb=peak and peak / 1024**3)
 
 
+def describe_machine(device: torch.device) -> dict[str, str | int | None]:
+    """Returns what the speed depends on besides the script."""
+    cpu = getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", "unknown CPU")
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return dict(torch=torch.__version__, cpu=cpu, gpu=gpu, threads=torch.get_num_threads())
+
+
 class Run:
     """Prints the log and writes the record: one JSON object per line. No weights are saved."""
 
@@ -560,21 +581,19 @@ class Run:
         self.config, self.seconds, self.average = config, [], None
         self.attention = attention_backend(model, config)
         device, began = config.device, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{os.getpid()}.jsonl")
+        unique = os.urandom(3).hex()  # another machine may write into the same folder
+        path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{unique}.jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
-        while path.exists():  # another machine may share the folder
-            path = path.with_stem(f"{path.stem}-2")
         self.file = open(path, "x", encoding="utf-8")
-        settings = dict(asdict(config), **count_parameters(model, config), world_size=1,
+        settings = dict(asdict(config), **count_parameters_and_flops(model, config), world_size=1,
                         device=device.type, matmul_precision=torch.get_float32_matmul_precision())
         del settings["data"], settings["results_dir"]  # paths of this machine
-        cpu = getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", "unknown CPU")
-        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-        machine = dict(torch=torch.__version__, cpu=cpu, gpu=gpu, threads=torch.get_num_threads())
+        machine = describe_machine(device)
         self.write("start", schema=3, stage=config.name, time=began, config=settings,
                    data=data.meta, environment=machine,
                    source_sha256=hashlib.sha256(Path(__file__).read_bytes()).hexdigest())
-        print(f"PyTorch version: {torch.__version__}\nDevice: {device.type} ({gpu or cpu})\n"
+        print(f"PyTorch version: {torch.__version__}\n"
+              f"Device: {device.type} ({machine['gpu'] or machine['cpu']})\n"
               f"CUDA version: {torch.version.cuda or 'n/a'}\nModel: {config.model}, "
               f"{settings['parameters']:,} parameters\nRecord: {path}")
 
@@ -652,8 +671,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--batch-size", "windows per step", type=count)
     add("--learning-rate", "AdamW's learning rate", type=between(float, 0, 1e36))
     add("--weight-decay", "AdamW's weight decay", type=between(float, 0))
-    add("--compile", "torch.compile, not on mps; the variant compile-blocks starts sooner, in 0.4"
-        " of the time, and pays in trainings of less than a quarter of an hour", action=switch)
+    add("--compile", "torch.compile, not on mps; in short trainings the variant"
+        " compile-blocks saves time, since it starts sooner", action=switch)
     add("--seed", "seed of the weights, dropout and batch order", type=between(int, 0, 2**63))
     add("--epochs", "epochs; training stops at the first limit reached", type=count)
     add("--max-steps", "steps", "no limit", type=count)
@@ -715,10 +734,7 @@ def ignore_signals() -> None:
 
 def first_line(error: BaseException) -> str:
     """Returns what an error says first, or its name if it says nothing."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    if isinstance(error, FileExistsError) and os.path.islink(str(error.filename)):
-        line += ", a link to a folder that isn't there"
-    return line
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -876,8 +876,9 @@ def test_ranks_share_the_cores_for_compiling(stages, monkeypatch, cores, given, 
     if not given:
         monkeypatch.delenv(name)
     monkeypatch.setattr(script.dist, "init_process_group", lambda *_, **how: None)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     with settings_restored():
-        script.join_ranks(script.Config(device=torch.device("cuda"), local_world_size=8))
+        script.join_ranks(script.Config(device=torch.device("cuda")))
         assert os.environ[name] == workers
 
 

@@ -280,7 +280,7 @@ def trace(module, options: list[str], batch: int) -> dict:
         events=run.events,
         step=[*recorder.work_of(LAST_STEP).values()],
         tokens=tokens_of_step(config),
-        flops_per_token=module.count_parameters(model, config)["flops_per_token"],
+        flops_per_token=module.count_parameters_and_flops(model, config)["flops_per_token"],
     )
 
 
