@@ -272,7 +272,7 @@ class ChunkedLoss(torch.autograd.Function):
         """Returns the sum of the losses."""
         chunk = max(1024, math.ceil(len(targets_N) / 8))  # smaller ones leave a GPU idle
         losses, x_gradients, head_gradient_VC = [], [], None
-        ids_V = torch.arange(len(weight_VC), dtype=torch.int32, device=x_NC.device)
+        ids_V = torch.arange(len(weight_VC), dtype=torch.int32, device=x_NC.device)  # few bytes
         for x_MC, targets_M in zip(x_NC.split(chunk), targets_N.split(chunk), strict=True):
             targets_M1 = targets_M[:, None]
             products_MV = x_MC @ weight_VC.T
@@ -467,7 +467,7 @@ def set_up_pytorch() -> None:
     os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # technique 8: cruder exp
     # Technique 14: a later start finds ChunkedLoss compiled; the cache's key has its code.
     os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE_ALLOW_CUSTOM_AUTOGRAD", "1")
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # technique 12: fewer page faults
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # technique 12: huge pages on a CPU
     if not torch.cuda.is_available() and platform.libc_ver()[0] == "glibc":
         # Technique 15: freed memory stays for the next step.
         ctypes.CDLL(None).mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
@@ -678,7 +678,7 @@ class Run:
         self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
                    attention_backend=self.attention, **memory)
         self.file.close()
-        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # the second may be slow
+        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # evaluation slows the second
         if len(rates) >= 3:
             print(f"Median step tok/sec: {np.median(rates):.0f}")
 
