@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
+from statistics import median
 
 from bench.analysis.folders import has_gpu, rows_in
 from bench.analysis.rows import Comparison, Row, known_values, printed, ratio
@@ -196,6 +197,17 @@ class Claims:
         return known_values([steps["01"] / steps[PUBLISHED], whole])
 
     @property
+    def h100_speedups(self) -> list[float]:
+        """How many times as fast as 00 01 was in each session: in those that had both, and in those
+        of single steps, over the ladder's 00."""
+        sessions: dict[tuple[str, int], list[float]] = {}
+        for name in ("01", WITH_FAST_MATH):
+            for session, speed in self.steps.speeds(name):
+                sessions.setdefault((name, session), []).append(speed)
+        alone = [ratio(median(speeds), self.baseline.tok_per_sec) for speeds in sessions.values()]
+        return totals_in(self.h100) + known_values(alone)
+
+    @property
     def nanogpt_speedup(self) -> float | None:
         """How many times as fast as the baseline nanoGPT is: a ratio of another day, times the
         ladder's."""
@@ -248,6 +260,8 @@ class Claims:
 
     def speedups_on(self, machine: str) -> list[float]:
         """Returns how many times as fast as 00 01 was in each measurement of a machine."""
+        if machine == self.h100.name:
+            return self.h100_speedups
         return totals_in(self.folder / machine)
 
     # ---- What each technique contributes on the H100
