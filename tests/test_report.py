@@ -7,7 +7,6 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -295,6 +294,15 @@ def test_what_was_measured(shown):
         " length per run."
         " Matmul throughput (matmul peak): float32 1.00, TF32 2.00, bfloat16 4.00 TFLOP/s."
     )
+
+
+def test_a_note_tells_how_long_the_runs_were(shown):
+    """Of several lengths, also after how many tokens losses are compared."""
+    a, b = dict(name="a"), dict(name="b")
+    _, notes = shown(plan_of("a", "b"), [a, b])
+    assert " 8,192 tokens per run. " in notes[0]
+    _, notes = shown(plan_of("a", "b"), [a, b | dict(steps=32)], id="2")
+    assert " 8,192 to 32,768 tokens per run; losses are those after 4,096. " in notes[0]
 
 
 def test_provenance(tmp_path):
@@ -893,12 +901,9 @@ def test_the_xeons_typed_range_is_that_of_the_logs():
 def test_the_h100s_typed_range_is_that_of_the_logs():
     """From the slowest session of single steps to the ladder that README cites."""
     known = claims.Claims(REFERENCE)
-    sessions: dict[tuple, list[float]] = {}
-    for name in ("01", claims.WITH_FAST_MATH):
-        for session, speed in known.steps.speeds(name):
-            sessions.setdefault((name, session), []).append(speed)
-    slowest = min(map(median, sessions.values())) / known.baseline.tok_per_sec
-    says = f"the H100's range is {slowest:.1f}–{known.optimized.factor_baseline:.1f}"
+    ladder, speedups = known.optimized.factor_baseline, known.h100_speedups
+    assert len(speedups) == 6 and max(speedups) == ladder
+    says = f"the H100's range is {min(speedups):.1f}–{ladder:.1f}"
     assert says in unwrapped("docs/results.md")
 
 
@@ -1059,6 +1064,17 @@ def test_single_runs_say_so(tmp_path, study, published, rounds, says):
     )
     assert headline(tmp_path).endswith(says)
     assert ("published" in headline(tmp_path)) is bool(study == "stages" and published)
+
+
+def test_runs_in_which_a_speedup_has_no_part_are_told(tmp_path):
+    """The speeds are medians of more runs than there are rounds of both."""
+    runs = [*rounds_of("a", 100, 100), *rounds_of("b", *[200] * 4)]
+    runs += rounds_of("a", 100, 100, seed=9)
+    write_journal(tmp_path, "ladder", plan_of("a", "b", rounds=2), runs)
+    assert headline(tmp_path).endswith("; medians of 4 runs each, the speedup over 2 rounds.")
+    runs += rounds_of("a", 100, seed=10)
+    write_journal(tmp_path, "ladder", plan_of("a", "b", rounds=2), runs, id="2")
+    assert headline(tmp_path).endswith("; medians of 4 and 5 runs, the speedup over 2 rounds.")
 
 
 def test_plot_results(tmp_path):
