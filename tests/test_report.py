@@ -32,6 +32,7 @@ from bench.analysis.folders import newest_in, rows_in
 from bench.analysis.gains import Gain
 from bench.analysis.rows import Goal, Rows, printed
 from bench.analysis.totals import totals_in
+from bench.analysis.tuning import EPOCH_LOSS
 from bench.common import REFERENCE
 from bench.measure.journal import read_journal
 from bench.measure.look import read_look
@@ -48,7 +49,7 @@ from bench.report import (
 from bench.report.machine_section import headline
 from bench.report.notes import full_notes, provenance
 from bench.report.pictures import place_of
-from bench.report.tables import full_table
+from bench.report.tables import full_table, range_text
 from bench.report.to_loss import speedup_with_interval
 from bench.studies import all_studies, time_to_loss
 from gpt_speed import children
@@ -938,6 +939,27 @@ def test_the_typed_times_to_a_loss_are_those_of_the_logs():
     text = (ROOT / "docs/time-to-loss.md").read_text(encoding="utf-8")
     h200 = speedup_to_loss("nvidia-h200", "01, batch 8")
     assert f"reaches `00`'s loss {h200} as fast on an H200" in text
+
+
+def test_the_h200s_typed_second_starts_are_those_of_the_logs():
+    """First steps of the search, and with them the seconds to the loss, of each script at its best
+    settings."""
+    folder = REFERENCE / "nvidia-h200"
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    text = text[text.index("## A second start") :]
+    typed = rows_of_text(text[: text.index("\n## ", 1)])
+    base, *rows = to_loss.tuned_rows("epoch", folder)
+    goal = Goal(rows[0].plan.targets[EPOCH_LOSS], with_first_step=True)
+    searched = [row for kind in newest_in(folder, "search") for row in kind]
+    for row, (_, first, again, to_the_loss, factors) in zip(rows, typed, strict=True):
+        runs = [other.record for other in searched if other.run.name == row.run.name]
+        runs.sort(key=lambda record: record.start["time"])
+        cold, *warm = [record.first_step_seconds for record in runs]
+        assert (first, again) == (f"{cold:.1f}", ", ".join(f"{s:.1f}" for s in sorted(warm)))
+        trained = row.seconds_to(goal.loss) - row.record.tokens_per_step / row.tok_per_sec
+        seconds = [trained + first_step for first_step in warm]
+        assert to_the_loss == range_text(seconds, ".1f")
+        assert factors == range_text([base.seconds_to(*goal) / time for time in seconds], ".1f")
 
 
 def test_a_table_of_times_to_a_loss():
