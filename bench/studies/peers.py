@@ -397,7 +397,8 @@ def by_pages(rows: Sequence[Row]) -> list[list[Row]]:
 
 def reference_row(rows: Sequence[Row]) -> Row:
     """Returns the row that the others of its table are compared to."""
-    return rows[[row.run for row in rows].index(reference_of([row.run for row in rows]))]
+    reference = reference_of([row.run for row in rows])
+    return next(row for row in rows if row.run is reference)
 
 
 def program_of(row: Row) -> str:
