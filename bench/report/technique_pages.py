@@ -15,7 +15,7 @@ from bench.catalogue import effect_on_loss, published
 from bench.common import REFERENCE
 from bench.report.notes import SINGLE_RUNS
 from bench.report.pictures import place_of
-from bench.report.tables import bold, marked, range_text, spread
+from bench.report.tables import bold, marked, range_text
 from gpt_speed.common import listed
 from gpt_speed.tables import Column, Table, fmt, num_col, text_col
 from patches import stack
@@ -56,7 +56,6 @@ def machines_table() -> Table:
             Column("range (sessions)", range_of_sessions),
             num_col("one session: baseline, tok/sec", "baseline.tok_per_sec", ",.0f"),
             num_col("optimized, tok/sec", "tok_per_sec", ",.0f"),
-            Column("speedup (95%)", speedup_and_interval),
         ],
         sorted(optimized_in(REFERENCE), key=has_gpu, reverse=True),
     )
@@ -78,17 +77,12 @@ def median_speedup(row: Row) -> str:
 
 
 def range_of_sessions(row: Row) -> str:
-    """Returns the range of a machine's speedups, and of how many sessions."""
+    """Returns the range of a machine's speedups, and of how many sessions; of single runs, that
+    they are."""
     speedups = speedups_of_machine(row)
+    if len(speedups) == row.rounds == 1:
+        return SINGLE_RUNS
     return f"{range_text(speedups, '.1f')} ({len(speedups)})"
-
-
-def speedup_and_interval(row: Row) -> str:
-    """Returns a row's speedup over the baseline, and its interval, or that it has none."""
-    interval = spread(row.speedup_over(row.baseline).interval, ".1f")
-    if not interval and row.rounds == 1:
-        interval = SINGLE_RUNS
-    return f"{row.factor_baseline:.1f}× ({interval})"
 
 
 # ---- Techniques --------------------------------------------------------------------------------
