@@ -7,7 +7,6 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -33,6 +32,7 @@ from bench.analysis.folders import newest_in, rows_in
 from bench.analysis.gains import Gain
 from bench.analysis.rows import Goal, Rows, printed
 from bench.analysis.totals import totals_in
+from bench.analysis.tuning import EPOCH_LOSS
 from bench.common import REFERENCE
 from bench.measure.journal import read_journal
 from bench.measure.look import read_look
@@ -49,7 +49,7 @@ from bench.report import (
 from bench.report.machine_section import headline
 from bench.report.notes import full_notes, provenance
 from bench.report.pictures import place_of
-from bench.report.tables import full_table
+from bench.report.tables import full_table, range_text
 from bench.report.to_loss import speedup_with_interval
 from bench.studies import all_studies, time_to_loss
 from gpt_speed import children
@@ -325,6 +325,15 @@ def test_what_was_measured(shown):
         " length per run."
         " Matmul throughput (matmul peak): float32 1.00, TF32 2.00, bfloat16 4.00 TFLOP/s."
     )
+
+
+def test_a_note_tells_how_long_the_runs_were(shown):
+    """Of several lengths, also after how many tokens losses are compared."""
+    a, b = dict(name="a"), dict(name="b")
+    _, notes = shown(plan_of("a", "b"), [a, b])
+    assert " 8,192 tokens per run. " in notes[0]
+    _, notes = shown(plan_of("a", "b"), [a, b | dict(steps=32)], id="2")
+    assert " 8,192 to 32,768 tokens per run; losses are those after 4,096. " in notes[0]
 
 
 def test_provenance(tmp_path):
@@ -923,12 +932,9 @@ def test_the_xeons_typed_range_is_that_of_the_logs():
 def test_the_h100s_typed_range_is_that_of_the_logs():
     """From the slowest session of single steps to the ladder that README cites."""
     known = claims.Claims(REFERENCE)
-    sessions: dict[tuple, list[float]] = {}
-    for name in ("01", claims.WITH_FAST_MATH):
-        for session, speed in known.steps.speeds(name):
-            sessions.setdefault((name, session), []).append(speed)
-    slowest = min(map(median, sessions.values())) / known.baseline.tok_per_sec
-    says = f"the H100's range is {slowest:.1f}–{known.optimized.factor_baseline:.1f}"
+    ladder, speedups = known.optimized.factor_baseline, known.speedups_on("nvidia-h100")
+    assert len(speedups) == 5 and max(speedups) == ladder
+    says = f"the H100's range is {min(speedups):.1f}–{ladder:.1f}"
     assert says in unwrapped("docs/results.md")
 
 
@@ -963,6 +969,27 @@ def test_the_typed_times_to_a_loss_are_those_of_the_logs():
     text = (ROOT / "docs/time-to-loss.md").read_text(encoding="utf-8")
     h200 = speedup_to_loss("nvidia-h200", "01, batch 8")
     assert f"reaches `00`'s loss {h200} as fast on an H200" in text
+
+
+def test_the_h200s_typed_second_starts_are_those_of_the_logs():
+    """First steps of the search, and with them the seconds to the loss, of each script at its best
+    settings."""
+    folder = REFERENCE / "nvidia-h200"
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    text = text[text.index("## A second start") :]
+    typed = rows_of_text(text[: text.index("\n## ", 1)])
+    base, *rows = to_loss.tuned_rows("epoch", folder)
+    goal = Goal(rows[0].plan.targets[EPOCH_LOSS], with_first_step=True)
+    searched = [row for kind in newest_in(folder, "search") for row in kind]
+    for row, (_, first, again, to_the_loss, factors) in zip(rows, typed, strict=True):
+        runs = [other.record for other in searched if other.run.name == row.run.name]
+        runs.sort(key=lambda record: record.start["time"])
+        cold, *warm = [record.first_step_seconds for record in runs]
+        assert (first, again) == (f"{cold:.1f}", ", ".join(f"{s:.1f}" for s in sorted(warm)))
+        trained = row.seconds_to(goal.loss) - row.record.tokens_per_step / row.tok_per_sec
+        seconds = [trained + first_step for first_step in warm]
+        assert to_the_loss == range_text(seconds, ".1f")
+        assert factors == range_text([base.seconds_to(*goal) / time for time in seconds], ".1f")
 
 
 def test_a_table_of_times_to_a_loss():
@@ -1097,6 +1124,17 @@ def test_single_runs_say_so(tmp_path, study, published, rounds, says):
     )
     assert headline(tmp_path).endswith(says)
     assert ("published" in headline(tmp_path)) is bool(study == "stages" and published)
+
+
+def test_runs_in_which_a_speedup_has_no_part_are_told(tmp_path):
+    """The speeds are medians of more runs than there are rounds of both."""
+    runs = [*rounds_of("a", 100, 100), *rounds_of("b", *[200] * 4)]
+    runs += rounds_of("a", 100, 100, seed=9)
+    write_journal(tmp_path, "ladder", plan_of("a", "b", rounds=2), runs)
+    assert headline(tmp_path).endswith("; medians of 4 runs each, the speedup over 2 rounds.")
+    runs += rounds_of("a", 100, seed=10)
+    write_journal(tmp_path, "ladder", plan_of("a", "b", rounds=2), runs, id="2")
+    assert headline(tmp_path).endswith("; medians of 4 and 5 runs, the speedup over 2 rounds.")
 
 
 def test_plot_results(tmp_path):

@@ -2,21 +2,21 @@
 
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 from bench.analysis.claims import ALLOCATOR, Claims
 from bench.analysis.folders import has_gpu
 from bench.analysis.gains import Gain, best, technique_gains
 from bench.analysis.rows import Row
-from bench.analysis.totals import optimized_in, totals_in
+from bench.analysis.totals import optimized_in
 from bench.catalogue import effect_on_loss, published, without_effect_on_gpus
 from bench.common import REFERENCE
 from bench.report.notes import SINGLE_RUNS
 from bench.report.pictures import place_of
-from bench.report.tables import bold, marked, spread
+from bench.report.tables import bold, marked, range_text
 from gpt_speed.common import listed
-from gpt_speed.tables import Column, Table, fmt, num_col, text_col, value_col
+from gpt_speed.tables import Column, Table, fmt, num_col, text_col
 from patches import stack
 from patches.stack import Patch
 
@@ -54,11 +54,10 @@ def machines_table() -> Table:
     return Table(
         [
             Column("machine", machine_link, True),
-            num_col("baseline, tok/sec", "baseline.tok_per_sec", ",.0f"),
+            Column("speedup, median", median_speedup),
+            Column("range (sessions)", range_of_sessions),
+            num_col("one session: baseline, tok/sec", "baseline.tok_per_sec", ",.0f"),
             num_col("optimized, tok/sec", "tok_per_sec", ",.0f"),
-            num_col("speedup", "factor_baseline", ".1f", "×"),
-            Column("95%", interval_over_baseline),
-            value_col("range over sessions (number)", "measured.folder", factors_text),
         ],
         sorted(optimized_in(REFERENCE), key=has_gpu, reverse=True),
     )
@@ -70,20 +69,22 @@ def machine_link(row: Row) -> str:
     return f"[{place_of(row.measured)}](../results/reference/{folder}/README.md)"
 
 
-def interval_over_baseline(row: Row) -> str:
-    interval = row.speedup_over(row.baseline).interval
-    if not interval and row.rounds == 1:
+def speedups_of_machine(row: Row) -> list[float]:
+    """Returns the speedup of each session of a row's machine."""
+    return Claims(REFERENCE).speedups_on(row.measured.folder.name)
+
+
+def median_speedup(row: Row) -> str:
+    return f"{median(speedups_of_machine(row)):.1f}×"
+
+
+def range_of_sessions(row: Row) -> str:
+    """Returns the range of a machine's speedups, and of how many sessions; of single runs, that
+    they are."""
+    speedups = speedups_of_machine(row)
+    if len(speedups) == row.rounds == 1:
         return SINGLE_RUNS
-    return spread(interval, ".1f")
-
-
-def factors_text(folder: Path) -> str:
-    """Returns the range of a machine's speedups, and of how many sessions; "" of one or two, which
-    don't tell how far others may be off."""
-    totals = totals_in(folder)
-    if len(totals) <= 2:
-        return ""
-    return f"{spread(totals, '.2f')} ({len(totals)})"
+    return f"{range_text(speedups, '.1f')} ({len(speedups)})"
 
 
 # ---- Techniques --------------------------------------------------------------------------------
