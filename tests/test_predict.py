@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from argparse import ArgumentTypeError, Namespace
+from itertools import pairwise
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -872,6 +873,29 @@ def test_pages_have_the_tables(rows):
 def test_what_others_measured(card, text):
     """Of each program that resembles 01 the fastest; the RTX 3090's has assumed settings."""
     assert prediction_tables.thousands_of_others(card) == text
+
+
+def test_the_largest_batches_of_a_gpu():
+    """A "?" marks one that fits without a margin. Float32 weights never fit where bfloat16 ones
+    don't; on a GPU without bfloat16 units 01 has them anyway."""
+    lines = {line.card: line for line in prediction_tables.gpus_table().rows}
+    assert lines["RTX 4090"][2:5] == (4, "32 (64?)", "32")
+    assert (lines["RTX 3080"].optimized, lines["RTX 3080"].float32) == ("16", "8 (16?)")
+    assert lines["T4"].optimized == lines["T4"].float32
+    for line in lines.values():
+        bfloat16, float32 = (int(text.split()[0]) for text in (line.optimized, line.float32))
+        assert line.baseline < float32 <= bfloat16, line.card
+
+
+def test_the_memory_of_each_batch_size():
+    """Of 32 what the page says, and more with each batch; float32 weights take more."""
+    lines = {line.batch: line for line in prediction_tables.memory_table().rows}
+    optimized, float32, _ = lines[32][1:]
+    assert f"{optimized:.1f}" == "11.9" and f"{float32:.1f}" == "16.2"
+    assert list(lines) == sorted(lines)
+    for line, larger in pairwise(lines.values()):
+        assert line.optimized < line.float32 < line.baseline
+        assert all(less < more for less, more in zip(line, larger, strict=True))
 
 
 def test_rules_count_what_differs():
