@@ -828,7 +828,12 @@ def test_the_picture_shows_what_the_page_begins_with(rows):
     near = [row for row in CHECK.as_first_predicted(rows) if abs(row["error"]) <= CHECK.NEAR]
     (subfigure,) = CHECK.picture(rows).subfigs
     assert subfigure.get_suptitle().startswith(f"{len(near)} of the last 24 figures")
-    assert f"{len(near)} of the last 24" in (ROOT / "docs" / "predictions.md").read_text()
+    page = " ".join((ROOT / "docs" / "predictions.md").read_text().split())
+    assert f"{len(near)} of the last 24" in page
+    others = [row for row in CHECK.as_first_predicted(rows) if row["program"] != "MPT"]
+    assert f"without MPT {CHECK.near_text(others)}" in page
+    too_fast = [row for row in others if row["error"] > CHECK.NEAR]
+    assert (24 - len(near), len(too_fast)) == (9, 7) and "of the nine misses seven" in page
 
 
 def test_the_range_by_all_other_programs():
@@ -860,6 +865,7 @@ def test_pages_have_the_tables(rows):
     def text_of(page: str) -> str:
         return (ROOT / "docs" / f"{page}.md").read_text()
 
+    assert markdown(CHECK.program_table(rows)) in text_of("predictions")
     assert markdown(CHECK.accuracy_table(rows)) in text_of("predictions")
     assert markdown(CHECK.memory_table()) in text_of("predictions")
     times = shipped.prediction_of("01", CHECK.GPT2).seconds(32, CARDS["H100"])
