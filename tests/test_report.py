@@ -31,7 +31,7 @@ from bench import cli
 from bench.analysis import claims
 from bench.analysis.folders import newest_in, rows_in
 from bench.analysis.gains import Gain
-from bench.analysis.rows import Goal, Rows, printed
+from bench.analysis.rows import Comparison, Goal, Rows, printed
 from bench.analysis.totals import totals_in
 from bench.common import REFERENCE
 from bench.measure.journal import read_journal
@@ -949,6 +949,23 @@ def test_the_typed_times_to_a_loss_are_those_of_the_table():
     assert f"it took {cold} seconds, and `00` {of_00}" in page
     assert f"With a warm cache, yes: {warm} seconds" in page
     assert f"is **{alone.split('**')[1]} as fast**" in page
+
+
+@pytest.mark.parametrize(("machine", "column"), [("nvidia-h200", 2), (XEON, 3)])
+def test_the_typed_gains_of_records_are_over_01_alone(machine, column):
+    """Muon's, and the modern model's with it, to the loss of one epoch, without compiling."""
+    page = (ROOT / "docs/records.md").read_text(encoding="utf-8")
+    typed = [row[column] for row in rows_of_text(page.partition("**Variants**")[2])]
+    (rows,) = (
+        rows for rows in newest_in(REFERENCE / machine, "time-to-loss") if rows.measured.kind
+    )
+    optimized = next(row for row in rows if row.run.stage == "01")
+    (target,) = rows.measured.plan.targets.values()
+    for cell, script in zip(typed, ("optimizer-muon", "model-modern"), strict=True):
+        row = next(row for row in rows if str(row.run.script).startswith(script))
+        gain = Comparison(row, optimized, Goal(target))
+        low, high = gain.interval
+        assert cell == f"{gain.factor:.2f}× ({low:.2f}–{high:.2f})"
 
 
 def test_a_table_of_times_to_a_loss():
