@@ -888,6 +888,9 @@ def test_the_largest_batches_of_a_gpu():
     assert lines["RTX 4090"][2:5] == (4, "32 (64?)", "32")
     assert (lines["RTX 3080"].optimized, lines["RTX 3080"].float32) == ("16", "8 (16?)")
     assert lines["T4"].optimized == lines["T4"].float32
+    page = " ".join((ROOT / "docs" / "gpus.md").read_text().split())
+    fast, slow = (lines[card].speed.replace("–", " to ") for card in ("RTX 4090", "RTX 3090"))
+    assert f"{fast} thousand tok/sec on the RTX 4090 and {slow} thousand on the RTX 3090" in page
     for line in lines.values():
         bfloat16, float32 = (int(text.split()[0]) for text in (line.optimized, line.float32))
         assert line.baseline < float32 <= bfloat16, line.card

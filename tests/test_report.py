@@ -949,6 +949,12 @@ def test_the_typed_times_to_a_loss_are_those_of_the_table():
     assert f"it took {cold} seconds, and `00` {of_00}" in page
     assert f"With a warm cache, yes: {warm} seconds" in page
     assert f"is **{alone.split('**')[1]} as fast**" in page
+    _, optimized, muon, modern = rows_of_text(readme.block_text("to-loss-epoch", REFERENCE / XEON))
+    factor, interval = optimized[5].replace("*", "").strip(")").split(" (")
+    assert f"{optimized[4]} seconds, {factor} as fast (95%: {interval})" in page
+    factor, interval = modern[5].replace("*", "").strip(")").split(" (")
+    assert f"Muon took {muon[4]} and the modern model with Muon {modern[4]} seconds, " in page
+    assert f"seconds, {factor} as fast ({interval})" in page
 
 
 @pytest.mark.parametrize(("machine", "column"), [("nvidia-h200", 2), (XEON, 3)])
