@@ -85,7 +85,7 @@ class TimeCells:
     def again_factor(self, row: Row) -> str:
         """Returns times as fast as 00's second start; "" for 00 itself. Not tested: there may be
         one such start of each."""
-        if not row.reference:
+        if row.run.stage == "00" or not row.reference:
             return ""
         return fmt(ratio(self.again_seconds(row.reference), self.again_seconds(row)), ".1f", "×")
 
