@@ -20,6 +20,7 @@ from gpt_speed.tables import Column, Table, fmt, num_col, text_col
 MACHINE = REFERENCE / "nvidia-h200"
 PICTURES = {"loss-over-seconds.png": LIGHT, "loss-over-seconds-dark.png": DARK}  # in docs/
 LAST_LOSS = 0.15  # below the target, where the picture ends
+TOP, HIGH = 7.5, 7.0  # losses: where it begins, and below which the labels stand
 SECONDS = 0.1, 80  # the ends of its axis, and its ticks
 TICKS = 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50
 WORDS = {  # for readers who don't know the patches and their options
@@ -229,19 +230,19 @@ class Curves:
     def draw(self, axes, target: float) -> None:
         """Draws the lines, with their label beside them and a dot where they reach the target."""
         style = dict(color=self.colour, linestyle=self.style, linewidth=1.3)
-        bends: list[tuple[float, float]] = []
+        places: list[tuple[float, float]] = []
         label = self.label
         for training in self.row.trainings:
             seconds = [point.seconds + self.delay(training) for point in training.points]
             losses = [point.val_loss for point in training.points]
             axes.plot(seconds, losses, label=label, **style)
             label = "_"  # the first stands for all
-            bends.append((seconds[1], losses[1]))  # the first log line after the first step's
+            places += [place for place in zip(seconds, losses, strict=True) if place[1] < HIGH][:1]
         arrival = self.seconds_to(target)
         axes.plot(arrival, target, "o", color=self.colour)
         axes.annotate(
             f"{self.label}\n{fmt(arrival, '.1f')} s",
-            max(bends),
+            max(places),
             (6, 8),
             textcoords="offset points",
         )
@@ -289,7 +290,7 @@ def epoch_row(script: str) -> Row:
 
 
 def scale_axes(axes, target: float) -> None:
-    axes.set_ylim(target - LAST_LOSS, 7.5)
+    axes.set_ylim(target - LAST_LOSS, TOP)
     axes.set_ylabel("validation loss")
     axes.set_xscale("log")
     axes.set_xlim(SECONDS)
