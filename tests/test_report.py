@@ -194,6 +194,9 @@ def test_one_figure_for_one_thing():
     for number, text in (own | {9: own[10]}).items():
         assert f"{gains[number].factor:.2f}" == text
     assert (gains[9].together_with, gains[10].together_with) == ((10,), (9,))
+    assert (f"{gains[9].memory:.2f}", f"{gains[10].memory:.2f}") == ("0.99", "3.79")  # apart
+    line = next(line for line in claims.Claims(REFERENCE).contributions() if 15 in line.numbers)
+    assert gains[15].at_most and gains[15].factor == line.speed and gains[15].memory == line.memory
 
 
 def test_a_column_holds_the_gains_of_its_machine():
@@ -229,6 +232,33 @@ def test_a_missing_cell_says_why():
     )
     lines = rows_of_text(markdown(variant_pages.variants_table([unclear, predicted])))
     assert [line[1:] for line in lines] == [["–", "unclear", "–"], ["*1.10*", "–", "*0.80*"]]
+
+
+def test_variants_without_figures_are_named():
+    """And no variant that can't be composed any more has a line."""
+    one, other = stack.load_variants()[:2]
+    measured = variant_pages.Variant(one.name, one.name, [Gain("H100", 1.5, 1.0)])
+    text = variant_pages.without_figures([one, other], [measured])
+    assert f"(#{other.name})" in text and one.name not in text
+    assert not variant_pages.without_figures([one], [measured])
+    gone = variant_pages.Variant("head-cce", *variant_pages.GONE, [Gain("H100", 0.5, 1.0)])
+    assert gone.changes_something and not gone.is_shown
+
+
+def test_a_step_of_another_day_says_so():
+    """It has no interval, and isn't predicted."""
+    (label,) = [label for label in variant_pages.STEPS if label.endswith("batch 4")]
+    gains = {key[1]: gain for key, gain in variant_pages.step_gains()}
+    assert gains.keys() == variant_pages.STEPS.keys()
+    assert technique_pages.speed_text(gains[label]) == "1.91"
+    assert variant_pages.interval_cell(gains[label]) == "two turns"
+
+
+def test_a_long_diff_is_linked(monkeypatch):
+    patch = stack.load()[0]
+    assert "```diff" in technique_pages.diff_text(patch)
+    monkeypatch.setattr(technique_pages, "LONG", 5)
+    assert technique_pages.diff_text(patch).startswith(f"[Its diff](../{patch.file})")
 
 
 def test_lines_of_a_diff(monkeypatch):
@@ -620,7 +650,7 @@ def test_the_pages_are_what_the_command_writes():
         blocks |= {block["name"] for block in readme.BLOCK.finditer(text)}
         assert update(text, readme.SHOWN) == text, path.name
     assert readme.BLOCKS.keys() | readme.MACHINE_BLOCKS.keys() <= blocks
-    assert all({"Use", "Limits"} <= patch.fields.keys() for patch in stack.load())
+    assert all({"Use", "Limits", "Compiled"} <= patch.fields.keys() for patch in stack.load())
     assert readme_tables.EFFECTS.keys() <= {patch.name for patch in stack.load()}
 
 
@@ -1039,12 +1069,20 @@ def test_markers_that_do_not_serve(tmp_path, text, error):
 
 
 def test_each_variant_measured_on_the_gpu_has_a_use():
-    """In a table of at most ten rows."""
-    names, uses, *_ = zip(
-        *rows_of_text(readme.block_text("variants-on-gpu", REFERENCE)), strict=True
-    )
-    assert {re.findall("`(.+)`", name)[0] for name in names} == variant_pages.USES.keys()
+    """In a table of at most ten rows; a sentence names those without."""
+    text = readme.block_text("variants-on-gpu", REFERENCE)
+    names, uses, *_ = zip(*rows_of_text(text), strict=True)
+    assert [re.findall("`(.+)`", name)[0] for name in names] == [*variant_pages.USES]
     assert all(uses) and len(uses) <= 10
+    useless = text.rpartition("|\n")[2]
+    assert re.findall("`(.+?)`", useless) == [*variant_pages.USELESS]
+    measured = {
+        variant.label
+        for variants in variant_pages.variants_by_script().values()
+        for variant in variants
+        if variant_pages.is_measured(variant.on_gpu)
+    }
+    assert measured == {*variant_pages.USES, *variant_pages.USELESS, *variant_pages.GONE}
 
 
 def test_a_variant_without_a_purpose_is_named():

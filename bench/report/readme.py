@@ -157,6 +157,7 @@ BLOCKS: dict[str, Callable[[], Table | str]] = {
     "technique-index": technique_pages.index_table,
     "technique-cards": technique_pages.technique_cards,
     "variant-cards": variant_pages.variant_cards,
+    "variant-tables": variant_pages.variant_tables,
     "variants-on-gpu": variant_pages.measured_on_gpu,
     "gpus": prediction_tables.gpus_table,
     "memory-by-batch": prediction_tables.memory_table,
