@@ -30,7 +30,7 @@ from bench import cli
 from bench.analysis import claims
 from bench.analysis.folders import newest_in, rows_in
 from bench.analysis.gains import Gain
-from bench.analysis.rows import Goal, Rows, printed
+from bench.analysis.rows import Comparison, Goal, Rows, printed
 from bench.analysis.totals import totals_in
 from bench.analysis.tuning import EPOCH_LOSS
 from bench.common import REFERENCE
@@ -289,13 +289,15 @@ def test_the_title_of_times_to_a_loss():
 
 @pytest.fixture
 def h200_times(tmp_path, monkeypatch):
-    """A copy of the journal that the picture of losses over seconds is of."""
+    """A copy of the journals that the picture of losses over seconds is of."""
     monkeypatch.setattr(to_loss, "MACHINE", tmp_path)
-    return Path(shutil.copy(REFERENCE / "nvidia-h200" / "time-to-loss.jsonl", tmp_path))
+    for study in ("search", "time-to-loss"):
+        shutil.copy(REFERENCE / "nvidia-h200" / f"{study}.jsonl", tmp_path)
+    return tmp_path / "time-to-loss.jsonl"
 
 
-def test_a_curve_is_of_the_script_that_the_legend_names(h200_times):
-    """Wherever its row stands in the journal."""
+def test_a_curve_is_of_the_script_that_its_label_names(h200_times):
+    """Wherever its row stands in the journal; its label ends with the seconds of the table."""
     lines = [json.loads(line) for line in h200_times.read_text(encoding="utf-8").splitlines()]
     for line in lines:
         if line["event"] == "study":
@@ -304,16 +306,39 @@ def test_a_curve_is_of_the_script_that_the_legend_names(h200_times):
     h200_times.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     (rows,) = newest_in(h200_times.parent, "time-to-loss")
     by_script = {str(row.run.script): row for row in rows}
-    figure = to_loss.loss_over_seconds()
-    curves = {line.get_label(): line for line in figure.axes[0].get_lines()}
-    for script, label in to_loss.CURVES.items():
-        losses = [point.val_loss for point in by_script[script].trainings[0].points]
+    (axes,) = to_loss.loss_over_seconds().axes
+    curves = {line.get_label(): line for line in axes.get_lines()}
+    texts = {text.get_text() for text in axes.texts}
+    for label, seconds in {
+        "00": "14.5",
+        "01, training alone": "1.9",
+        "01, warm start": "10.9",
+        "01, cold start": "27.0",
+    }.items():
+        losses = [point.val_loss for point in by_script[label[:2]].trainings[0].points]
         assert list(curves[label].get_ydata()) == losses, label
+        assert f"{label}\n{seconds} s" in texts
 
 
 def test_a_curve_that_the_journal_lacks_is_named(h200_times):
-    drop_runs(h200_times, "variant-optimizer-muon+compile-blocks-batch-4-rate-0.001")
-    with pytest.raises(UserError, match="no times to a loss of optimizer-muon.compile-blocks in"):
+    drop_runs(h200_times, "01_opt_single_gpu-batch-8-rate-0.0005")
+    with pytest.raises(UserError, match="no time to a loss of 01 in"):
+        to_loss.loss_over_seconds()
+
+
+def test_a_warm_start_is_one_after_the_first_of_the_same_script(h200_times):
+    """Of a search's three starts of 01 the first compiled for 26 seconds."""
+    (rows,) = newest_in(h200_times.parent, "time-to-loss")
+    (row,) = (row for row in rows if row.run.stage == "01")
+    searched = rows_in(h200_times.parent, "search")
+    assert len([other for other in searched if other.run.name == row.run.name]) == 3
+    assert to_loss.warm_excess(row, searched) == pytest.approx(9.05, abs=0.01)
+    assert to_loss.warm_excess(row, []) is None
+    search = h200_times.parent / "search.jsonl"
+    source = row.record.start["source_sha256"]
+    search.write_text(search.read_text(encoding="utf-8").replace(source, "0" * 64))
+    assert to_loss.warm_excess(row, rows_in(search.parent, "search")) is None
+    with pytest.raises(UserError, match="no warm start of 01 in"):
         to_loss.loss_over_seconds()
 
 
@@ -953,22 +978,38 @@ def test_the_xeons_typed_count_of_variants_is_that_of_the_logs():
     assert f"; {COUNTS[slower]} are slower." in page
 
 
-def speedup_to_loss(machine: str, label: str) -> str:
-    """Of the row whose label begins so, to the first target."""
-    (speedup,) = {
-        f"{row.speedup(Goal(next(iter(row.plan.targets.values())))).factor:.1f}×"
+def test_the_typed_times_to_a_loss_are_those_of_the_table():
+    page = unwrapped("docs/time-to-loss.md")
+    rows = rows_of_text(readme.block_text("to-loss-epoch", REFERENCE / "nvidia-h200"))
+    (_, _, _, _, of_00, *_), (_, _, _, _, cold, _, warm, _, alone), *_ = rows
+    assert f"it took {cold} seconds, and `00` {of_00}" in page
+    assert f"With a warm cache, yes: {warm} seconds" in page
+    assert f"is **{alone.split('**')[1]} as fast**" in page
+    _, optimized, muon, modern = rows_of_text(readme.block_text("to-loss-epoch", REFERENCE / XEON))
+    factor, interval = optimized[5].replace("*", "").strip(")").split(" (")
+    assert f"{optimized[4]} seconds, {factor} as fast (95%: {interval})" in page
+    factor, interval = modern[5].replace("*", "").strip(")").split(" (")
+    assert f"Muon took {muon[4]} and the modern model with Muon {modern[4]} seconds, " in page
+    assert f"seconds, {factor} as fast ({interval})" in page
+
+
+@pytest.mark.parametrize(("machine", "column"), [("nvidia-h200", 2), (XEON, 3)])
+def test_the_typed_gains_of_records_are_over_01_alone(machine, column):
+    """Muon's, and the modern model's with it, to the loss of one epoch, without compiling."""
+    page = (ROOT / "docs/records.md").read_text(encoding="utf-8")
+    typed = [row[column] for row in rows_of_text(page.partition("**Variants**")[2])]
+    (rows,) = (
+        rows
         for rows in newest_in(REFERENCE / machine, "time-to-loss")
-        for row in rows
-        if row.label.startswith(label)
-    }
-    return speedup
-
-
-def test_the_typed_times_to_a_loss_are_those_of_the_logs():
-    """The one that lies so near to the next figure that rounding twice gives another one."""
-    text = (ROOT / "docs/time-to-loss.md").read_text(encoding="utf-8")
-    h200 = speedup_to_loss("nvidia-h200", "01, batch 8")
-    assert f"reaches `00`'s loss {h200} as fast on an H200" in text
+        if rows.measured.kind == "epoch"
+    )
+    optimized = next(row for row in rows if row.run.stage == "01")
+    (target,) = rows.measured.plan.targets.values()
+    for cell, script in zip(typed, ("optimizer-muon", "model-modern"), strict=True):
+        row = next(row for row in rows if str(row.run.script).startswith(script))
+        gain = Comparison(row, optimized, Goal(target))
+        low, high = gain.interval
+        assert cell == f"{gain.factor:.2f}× ({low:.2f}–{high:.2f})"
 
 
 def test_the_h200s_typed_second_starts_are_those_of_the_logs():
@@ -997,12 +1038,14 @@ def test_a_table_of_times_to_a_loss():
     all are compared to, no speedup."""
     rows = rows_of_text(readme.block_text("to-loss-epoch", REFERENCE / "nvidia-h200"))
     first, second, muon, _ = rows
-    assert first == ["00, batch 2, learning rate 0.0005", "30,479", "14.5", "", ""]
-    assert second[-2:] == ["**0.54×** (0.45–0.64)", "**7.4×** (6.5–8.6)"]
-    assert muon[0] == "Muon, regional compilation, batch 4, learning rate 0.001"
-    assert muon[-2:] == ["1.3× (1.0–1.6)", "**7.8×** (6.3–9.6)"]
+    assert first == ["00", "2", "0.0005", "30,479", "14.5", "", "14.4", "", ""]
+    assert second[:3] == ["01", "8", "0.0005"]
+    assert second[4:] == ["27.0", "**0.54×** (0.45–0.64)", "10.9", "1.3×", "**7.4×** (6.5–8.6)"]
+    assert muon[:3] == ["Muon, regional compilation", "4", "0.001"]
+    assert muon[5::3] == ["1.3× (1.0–1.6)", "**7.8×** (6.3–9.6)"]
     rows = rows_of_text(readme.block_text("to-loss", REFERENCE / XEON))
-    assert rows[1][2:4] == ["15.0", "8.0"]  # cold and warm
+    assert [rows[1][column] for column in (4, 6)] == ["15.0", "8.0"]  # cold and warm
+    assert rows[0][7] == ""  # 00's own factor, which is over its default run
 
 
 def anchors(path: Path) -> set[str]:

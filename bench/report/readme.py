@@ -160,6 +160,7 @@ BLOCKS: dict[str, Callable[[], Table | str]] = {
     "variant-tables": variant_pages.variant_tables,
     "variants-on-gpu": variant_pages.measured_on_gpu,
     "gpus": prediction_tables.gpus_table,
+    "memory-by-batch": prediction_tables.memory_table,
     "explorer": explorer.data_block,
     "hardware": readme_tables.hardware_table,
     "contributions": readme_tables.contributions_table,
