@@ -189,6 +189,12 @@ def script_in_words(row: Row) -> str:
     return ", ".join(WORDS.get(part, part) for part in parts)
 
 
+def settings_in_words(row: Row) -> str:
+    """Returns a row's script and its settings."""
+    setting = setting_of(row.run)
+    return f"{script_in_words(row)}, batch {setting.batch}, learning rate {setting.rate:g}"
+
+
 def speedup_with_interval(row: Row, goal: Goal) -> str:
     """Returns times as fast as 00 at its best settings, bold where that is significant, and its
     interval; "" for 00 itself."""

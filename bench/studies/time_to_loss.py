@@ -195,7 +195,7 @@ def seconds_or_never(row: Row, target: float) -> float:
 def draw_speeds(axes, rows: list[Row]) -> None:
     bars = [
         Bar(
-            fill(script_in_words(row), 36, break_on_hyphens=False),
+            fill(name_of_bar(row), 36, break_on_hyphens=False),
             row.tok_per_sec,
             fmt(row.tok_per_sec, ",.0f"),
             script_colour(row.run),
@@ -209,7 +209,7 @@ def draw_speeds(axes, rows: list[Row]) -> None:
     axes.locator_params(axis="x", nbins=3)
 
 
-def script_in_words(row: Row) -> str:
+def name_of_bar(row: Row) -> str:
     """Returns a script's name; with settings of a search, in words."""
     if is_tuned(row.run):
         return settings_in_words(row)
