@@ -638,32 +638,34 @@ def test_pages_of_memory_take_a_share(tmp_path):
 
 def test_time_on_new_pages_counts_once(tmp_path):
     """For technique 15 here; other gains are within what it leaves of the step."""
-    facts = toy("fast", tmp_path) | dict(system=0.6, updating=0.2, huge_pages=False)
-    gains = {"03-fused-adamw": 1.1, "08-torch-compile": 1.2, "12-huge-pages": 1.1}
-    session = Session("x", "x", "cpu", MACHINE["dtype"], "x", gains | {"15-kept-memory": 1.1})
-    kept, given_back = (
-        {
-            row["number"]: row
-            for row in report_of(facts | dict(kept=kept), sessions=[session])["techniques"]
-        }
-        for kept in (True, False)
+    gains = dict.fromkeys(TECHNIQUES, 1.1) | {"12-huge-pages": 1.2}
+    session = Session("x", "x", "cpu", MACHINE["dtype"], "x", gains)
+    facts = toy("fast", tmp_path) | dict(system=0.6, updating=0.2)
+    without, report = (
+        report_of(facts | dict(kept=has_both, huge_pages=has_both), sessions=[session])
+        for has_both in (True, False)
     )
-    left = 1 / given_back[15]["expected"]
-    assert left == pytest.approx(1 - 0.6 * (1 - 1 / 1.1) / OUR_SHARES["15-kept-memory"])
-    for number in (3, 8, 12):
-        before, after = kept[number], given_back[number]
-        assert after["share"] == pytest.approx(left * before["share"])
-        assert saved_by(after) == pytest.approx(left * saved_by(before)) and saved_by(after) > 0
-        assert (after["upper_bound"] or math.inf) >= (before["upper_bound"] or math.inf)
-    text = render.screen(report_of(facts | dict(kept=False), sessions=[session]))
+    before, after = (
+        {row["number"]: row for row in audit["techniques"]} for audit in (without, report)
+    )
+    left = 1 / after[15]["expected"]
+    assert left == pytest.approx(1 - 0.6 * saved_by(1.1) / OUR_SHARES["15-kept-memory"])
+    assert after[12]["share"] == pytest.approx(left * 0.6) and after[15]["share"] == 0.6
+    for number in (3, 8):
+        alone, beside = before[number], after[number]
+        assert beside["share"] == pytest.approx(left * alone["share"])
+        saved = left * saved_by(alone["expected"])
+        assert saved_by(beside["expected"]) == pytest.approx(saved) and saved > 0
+        assert (beside["upper_bound"] or math.inf) >= (alone["upper_bound"] or math.inf)
+    text = render.screen(report)
     first_row = text.partition("| --: |")[2].splitlines()[1]
     assert first_row.startswith("| 15 | ") and "counts once, for #15" in text
-    assert "counts once" not in render.screen(report_of(facts | dict(kept=True, huge_pages=True)))
+    assert "counts once" not in render.screen(without)
 
 
-def saved_by(row: dict) -> float:
-    """Returns the share of the step's time that a technique is expected to save."""
-    return 1 - 1 / row["expected"]
+def saved_by(gain: float) -> float:
+    """Returns the share of the step's time that a speedup saves."""
+    return 1 - 1 / gain
 
 
 def test_pages_that_take_no_time_gain_nothing(tmp_path):
@@ -754,7 +756,7 @@ def test_bfloat16_gains_by_its_share(ladder, share, state):
     ]
     assert row["state"] == state and row["share"] == pytest.approx(share, abs=0.05)
     saved = row["share"] / 2 if state == LACKS else 0
-    assert saved_by(row) == pytest.approx(saved)
+    assert saved_by(row["expected"]) == pytest.approx(saved)
 
 
 def test_a_technique_gains_by_its_share():
