@@ -83,7 +83,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     try:
         stack.write_all({path: content})
     except OSError as error:
-        raise UserError(f"{relative(path)} can't be written: {error.strerror}")
+        raise UserError(f"{relative(path)} can't be written: {error.strerror or error}")
 
 
 def remove_built(folder: Path) -> None:

@@ -93,11 +93,11 @@ def head_of(clone: Path) -> str | None:
 
 
 def prepare_tokens(folder: Path) -> None:
-    """Runs data/prepare.py where `folder` holds no tokens. Raises UserError where it
-    fails, or where meta.json is damaged."""
-    if not tokens_in(folder):
-        print(f"No tokens in {relative(folder)}: running data/prepare.py", flush=True)
-        ask(
-            [ROOT / "data" / "prepare.py", "--out", folder.resolve()],
-            seconds=PREPARE_SECONDS,
-        )
+    """Runs data/prepare.py where `folder` holds no tokens, and prints what that says: which text it
+    took, maybe in place of the book. Raises UserError where it fails, or where meta.json is
+    damaged."""
+    if tokens_in(folder):
+        return
+    print(f"No tokens in {relative(folder)}: running data/prepare.py", flush=True)
+    command = [ROOT / "data" / "prepare.py", "--out", folder.resolve()]
+    print(ask(command, seconds=PREPARE_SECONDS), end="", flush=True)

@@ -323,6 +323,8 @@ class Reports:
         self.children.does |= {
             name: dict(speed=speed, gpu=MACHINE["name"]) for name, speed in SPEEDS.items()
         }
+        self.missing = LOOK["missing"]  # when a report is made
+        monkeypatch.setattr("bench.measure.look.missing_here", lambda *_: self.missing)
         self.data, self.results = folder / "data", folder / "results"
         self.data.mkdir()
         (self.data / "meta.json").write_text('{"tokens": {"train": 414009}}')
@@ -545,6 +547,16 @@ def test_a_damaged_look_is_asked_for_again(reports, no_pictures, damaged):
     assert reports.make(pieces="stages") == 0
     assert reports.children.asked.count("look") == 1
     assert read_look(reports.results)["memory_gb"] == 24.0
+
+
+def test_what_was_missing_may_be_there_now(reports, no_pictures, capsys):
+    """The page and the line on the screen forget it; nothing is measured again for that."""
+    reports.make(pieces="stages")
+    assert "missing: a thing" in capsys.readouterr().out and "a thing" in reports.text
+    reports.missing = []
+    reports.make(pieces="stages")
+    assert "missing: " not in capsys.readouterr().out and "a thing" not in reports.text
+    assert reports.children.asked.count("look") == 1
 
 
 def test_damaged_pieces(reports, capsys):

@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from conftest import ROOT, environment, run_python, write_tokens
@@ -57,6 +58,7 @@ from bench.predict.batches import batches_that_fit
 from bench.studies import Study, all_studies
 from gpt_speed import children
 from gpt_speed.common import UserError
+from patches import stack
 
 STUDIES = all_studies()
 NEVER, IF_ANY, REQUIRED = Resume
@@ -1493,21 +1495,25 @@ def gpu(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("free", "batches"),
+    ("free", "batches", "too_large"),
     [
-        ([80_000], {}),
-        ([24_100], {8: 4, 32: 16}),
-        ([11_900], {8: 2, 32: 8}),
-        ([39_900, 11_900], {8: 2, 32: 8}),  # the smaller one of two
-        ([2_500], {8: 1, 32: 1}),
+        ([80_000], {}, 0),
+        ([24_100], {8: 4, 32: 16}, 0),
+        ([11_900], {8: 2, 32: 8}, 0),
+        ([39_900, 11_900], {8: 2, 32: 8}, 0),  # the smaller one of two
+        ([2_500], {8: 1, 32: 1}, 1),
+        ([2_000], {8: 1, 32: 1}, 2),
     ],
 )
-def test_what_fits(gpu, free, batches, capsys):
-    """By the committed predictions of 00 and of rung 10."""
+def test_what_fits(gpu, free, batches, too_large, capsys):
+    """By the committed predictions of 00 and of technique 10. A script of which not even one
+    sequence fits is tried nevertheless, and a line says so."""
     gpu.children.answers["free_memory"] = free
     assert batches_that_fit(gpu.setup, composed=False) == batches
     text = capsys.readouterr().err
     assert text.count(" GB of the GPU's memory can be used: by prediction, ") == bool(batches)
+    assert text.count("1 in place of ") == len(batches) * (1 in batches.values())
+    assert text.count(", which doesn't fit either") == too_large
 
 
 def test_a_study_fits_its_runs(gpu, capsys):
@@ -1604,3 +1610,38 @@ def test_doctor(gpu, machine):
     gpu.meta.write_text("[]")
     assert "meta.json is damaged (" in Doctor().answer(gpu.setup)
     assert len(lines) < 20
+
+
+def test_doctor_claims_no_batch_size_that_is_not_known(gpu, monkeypatch, capsys):
+    """Nothing is said of one that is chosen by an option."""
+
+    def not_traced(*_, **__):
+        raise UserError("this PyTorch traces nothing")
+
+    monkeypatch.setattr("bench.predict.batches.predict", not_traced)
+    gpu.children.answers["compile_error"] = None
+    assert "\nbatch size     not known: this PyTorch traces nothing\n" in Doctor().answer(gpu.setup)
+    assert batches_that_fit(gpu.setup, composed=False) == {}
+    assert "isn't known: this PyTorch traces nothing" in capsys.readouterr().err
+    gpu.setup.options = ["--batch-size", "2"]
+    assert "\nbatch size" not in Doctor().answer(gpu.setup)
+
+
+# ---- Tokens, files
+
+
+def test_a_file_that_cannot_be_written_says_why(tmp_path, monkeypatch):
+    """Also by an error that has no number."""
+    monkeypatch.setattr(stack, "write_all", Mock(side_effect=OSError("the stream was cut")))
+    with pytest.raises(UserError, match="can't be written: the stream was cut"):
+        common.write_whole(tmp_path / "a", "text")
+
+
+def test_what_is_trained_on_is_said(tmp_path, monkeypatch, capsys):
+    """data/prepare.py may have taken another text than the book."""
+    prepare = tmp_path / "data" / "prepare.py"
+    prepare.parent.mkdir()
+    prepare.write_text("print('no network: the text is another one')")
+    monkeypatch.setattr(processes, "ROOT", tmp_path)
+    processes.prepare_tokens(tmp_path / "none")
+    assert "\nno network: the text is another one\n" in capsys.readouterr().out

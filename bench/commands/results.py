@@ -59,8 +59,9 @@ class Compare(Command):
 
 def described(rows: Rows) -> str:
     """Returns what a ladder was measured on, when, and how fast its first script is there."""
-    speed = f"{rows[0].label}: {fmt(rows[0].tok_per_sec, ',.0f')} tok/sec."
-    return f"{machine_note(rows)} {provenance([rows.measured])} {speed}"
+    first = rows[0]
+    speed = fmt(first.tok_per_sec, ",.0f", " tok/sec") or first.error or "no figures"
+    return f"{machine_note(rows)} {provenance([rows.measured])} {first.label}: {speed}."
 
 
 def speedups_table(rows: Rows, others: Rows) -> Table:
