@@ -1097,6 +1097,7 @@ def test_plot_results(tmp_path):
     )
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith("1 run that did not complete: left out\n")
+    assert run.stdout.count("left out") == 1
     assert {path.name for path in results.glob("*.png")} == {"stages.png", "ladder.png"}
     for path in results.glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000

@@ -531,7 +531,7 @@ def stage_runs(tmp_path):
 
 def latest_in(folder) -> dict[tuple[str, str], list[str]]:
     """The cells of the three scripts' table but the machine, by machine and script."""
-    table = markdown(scripts.scripts_table(scripts.latest_runs(folder)))
+    table = markdown(scripts.scripts_table(scripts.latest_runs(scripts.script_runs(folder))))
     return {(line[0], line[2]): line[1:] for line in rows_of_text(table)}
 
 
@@ -602,17 +602,27 @@ def test_other_scripts_runs_are_left_out(stage_runs):
     assert latest_in(stage_runs) == before
 
 
-def test_runs_that_did_not_complete_are_counted(stage_runs, capsys):
-    """Failed, interrupted, too short for a speed, or killed; however late they were."""
+def test_runs_that_did_not_complete_are_counted(stage_runs):
+    """Failed, interrupted, too short for a speed, or killed; not where a later one completed."""
     before = latest_in(stage_runs)
-    assert capsys.readouterr().out == ""
+    assert scripts.left_out(scripts.script_runs(stage_runs)) == 0
     write_journal(stage_runs, "stages", plan_of(DDP), [dict(name=DDP, error="it broke")], id="2")
     write_record(stage_runs, FIRST, "20260104T000000Z", status="interrupted")
     write_record(stage_runs, LAST, "20260103T000000Z", avg_tok_per_sec=None, steps=4)
     killed = write_record(stage_runs, FIRST, "20260106T000000Z")
     killed.write_text(killed.read_text()[:-30])
     assert latest_in(stage_runs) == before
-    assert capsys.readouterr().out == "4 runs that did not complete: left out\n"
+    assert scripts.left_out(scripts.script_runs(stage_runs)) == 4
+    write_record(stage_runs, FIRST, "20260107T000000Z")
+    assert scripts.left_out(scripts.script_runs(stage_runs)) == 2
+
+
+def test_a_round_that_failed_after_another_is_left_out(tmp_path):
+    """Though a journal tells only when the measurement began."""
+    rounds = [dict(name=FIRST), dict(name=FIRST, round=2, error="it broke")]
+    write_journal(tmp_path, "stages", plan_of(FIRST, rounds=2), rounds)
+    runs = scripts.script_runs(tmp_path)
+    assert [run.is_complete for run in runs] == [True, False] and scripts.left_out(runs) == 1
 
 
 @pytest.mark.parametrize(
@@ -671,7 +681,7 @@ def test_scripts_beside_the_published_ones(tmp_path):
         "$x_1$: cpu-demo / 256",
         f"{LONG[:59]}…: cpu-demo / 256",
         f"Some CPU: cpu-demo / 256, {'x' * 59}…, its\ntokens bytes",
-    } <= set(shown(scripts.draw_scripts(scripts.latest_runs(tmp_path))))
+    } <= set(shown(scripts.draw_scripts(scripts.latest_runs(scripts.script_runs(tmp_path)))))
 
 
 def test_scaling(tmp_path):

@@ -9,7 +9,13 @@ from bench.machine import in_float16
 from bench.measure.plan import Plan, Setup
 from bench.predict.batches import batches_that_fit
 from bench.report.notes import full_notes
-from bench.report.scripts import draw_scripts, latest_runs, scripts_table
+from bench.report.scripts import (
+    ScriptFigures,
+    draw_scripts,
+    latest_runs,
+    script_runs,
+    scripts_table,
+)
 from bench.studies import Plans, Study
 from bench.subcommands import positive
 from gpt_speed.common import counted
@@ -59,10 +65,16 @@ class Stages(Study):
         return full_notes(rows, counted(epochs, "epoch"))
 
     def excerpts(self, rows: Rows) -> dict[str, list[Table]]:
-        return {"stages": [scripts_table(latest_runs(rows.measured.folder))]}
+        return {"stages": [scripts_table(latest_figures(rows))]}
 
     def picture(self, rows: Rows):
-        return draw_scripts(latest_runs(rows.measured.folder))
+        return draw_scripts(latest_figures(rows))
+
+
+def latest_figures(rows: Rows) -> list[list[ScriptFigures]]:
+    """Returns the figures of the latest runs in the folder of a measurement, which may be others
+    than its own: those that were started by hand."""
+    return latest_runs(script_runs(rows.measured.folder))
 
 
 def run_here(stage: str, setup: Setup) -> Run:
