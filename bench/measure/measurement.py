@@ -29,8 +29,7 @@ HEADER = dict(
 
 @dataclass
 class Measurement:
-    """A plan, and what has been measured of it so far; where, and of what, as far as it is known:
-    not of scripts that were started by hand."""
+    """A plan, and what has been measured of it so far; where that was, and of which inputs."""
 
     plan: Plan
     results: list[Result] = field(default_factory=list)
@@ -120,21 +119,26 @@ class Measurement:
         self.retry.discard(result.key)
 
     def differs_from(self, setup: Setup) -> str | None:
-        """Returns what of a setup is so different that figures of both can't be compared, None for
-        nothing. Tokens that aren't there yet differ from none."""
+        """Returns what of a setup is so different that figures of both can't be compared; None for
+        nothing."""
         different = machine_difference(self.machine, setup.machine)
         if different:
             return f"on another machine or PyTorch ({different})"
         if self.options != setup.options:
             return "with other options behind --"
-        today = data_of(setup.data)
-        if self.data and today and self.data != today:
+        if self.has_other_tokens(setup):
             return "with other tokens"
         return None
 
+    def has_other_tokens(self, setup: Setup) -> bool:
+        """Returns whether the tokens aren't those measured so far; where there are none yet, they
+        are no others."""
+        today = data_of(setup.data)
+        return bool(self.data and today and self.data != today)
+
     def check_tokens(self, setup: Setup) -> None:
         """Raises UserError where other tokens have taken the place of those measured so far."""
-        if self.differs_from(setup):  # the tokens alone can, once it has begun
+        if self.has_other_tokens(setup):
             raise UserError(f"{relative(setup.data)} has other tokens than were measured so far")
 
     @property
