@@ -112,11 +112,16 @@ def other_text(data: Any) -> str:
     in GPT-2's tokens, or where it isn't known."""
     if not isinstance(data, dict) or not data.get("corpus"):
         return ""
-    corpus, in_bytes = str(data["corpus"]), data.get("tokenizer") == "bytes"
-    if corpus.lower().startswith("middlemarch") and not in_bytes:
+    corpus = str(data["corpus"])
+    if data.get("tokenizer") == "bytes":
+        return f"{shorten(corpus, 60)}, its tokens bytes"
+    if corpus.lower().startswith("middlemarch"):
         return ""
-    if len(corpus) > 60:
-        corpus = corpus[:59] + "…"
-    if in_bytes:
-        corpus += ", its tokens bytes"
-    return corpus
+    return shorten(corpus, 60)
+
+
+def shorten(text: str, length: int) -> str:
+    """Returns a text of at most `length` characters, whose end is cut off if it is longer."""
+    if len(text) <= length:
+        return text
+    return text[: length - 1] + "…"

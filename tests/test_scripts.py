@@ -185,6 +185,15 @@ def test_lacking(needs, machine, says):
     assert lacking(needs, machine) == says
 
 
+def test_a_need_that_no_rule_knows():
+    """It isn't taken for one that every machine has; each of the variants' own is known."""
+    with pytest.raises(UserError, match="no rule .* 'an NVIDA GPU'"):
+        lacking("an NVIDA GPU", MACHINE)
+    for patch in stack.load_variants():
+        for _, needs in patch.option_sets:
+            lacking(needs, CPU)
+
+
 def test_the_three_scripts_may_be_edited(tmp_path, monkeypatch):
     """Only what is made from patches needs scripts that fit them."""
 

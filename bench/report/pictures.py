@@ -11,6 +11,7 @@ from textwrap import fill
 from bench.analysis.folders import newest_in
 from bench.analysis.rows import Row, Rows
 from bench.catalogue import Run
+from bench.common import shorten
 from bench.machine import short_name
 from bench.report.notes import WIDE_MARK
 from bench.report.showable import Showable
@@ -99,12 +100,6 @@ def lay_rows(axes, count: int) -> None:
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     axes.set_yticks([])
-
-
-def shorten(text: str, length: int) -> str:
-    if len(text) <= length:
-        return text
-    return text[: length - 1] + "…"
 
 
 def place_of(measured) -> str:

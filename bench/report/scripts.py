@@ -12,10 +12,11 @@ from typing import NamedTuple
 from bench.analysis.rows import ratio
 from bench.analysis.training import Training
 from bench.catalogue import FLOAT16, STAGES, published, published_source
+from bench.common import shorten
 from bench.measure.journal import journal_of, read_journal
 from bench.measure.records import Record, loose_records
 from bench.report.notes import float32_reason
-from bench.report.pictures import COLOURS, Bar, draw_bars, rows_of_panels, shorten
+from bench.report.pictures import COLOURS, Bar, draw_bars, rows_of_panels
 from bench.report.tables import speed_and_factor, spread
 from gpt_speed.common import counted
 from gpt_speed.tables import Column, Table, fmt, num_col, text_col

@@ -89,7 +89,7 @@ class Peers(Study):
             )
         parser.add_argument(
             "--dropout",
-            type=number_from(0, below=1),
+            type=number_from(0, float, below=1),
             default=0.0,
             metavar="P",
             help="of every run: 0 is nanoGPT's default, 0.1 that of 00 (default: 0)",
