@@ -67,7 +67,8 @@ def write_pages(result: dict, page: Path) -> list[Path]:
 
 
 def page_in(results: Path, name: str) -> Path:
-    """Returns the file of a page: in the folder of results, if one was named, else here."""
+    """Returns the file of a page: in the current folder, unless another folder of results than this
+    clone's own was asked for."""
     if results == ROOT / "results":
         return Path.cwd() / name
     return results / name

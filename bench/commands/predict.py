@@ -70,19 +70,23 @@ class Predict(Command):
         add_tracing_options(parser)
 
     def answer(self, setup: Setup) -> str:
-        args = setup.args
         if any(has_option(name, setup.options) for name in ("--batch-size", "--model")):
             raise UserError("--batch-size and --model go before --", 2)
-        if args.gpu.strip().lower() == "list":
+        if setup.args.gpu.strip().lower() == "list":
             return list_of_cards()
-        gpus, names = parse_gpus(args.gpu)
-        offers = offers_of(args, names)
-        smallest = min(offer.card.mib for offer in offers) - OTHERS
-        if args.all:
-            wanted = [program_of(setup.scripts, *pair) for pair in shipped.wanted()]
-            return predict_all(wanted, setup.results, Sizes(smallest), args.retrace)
-        runs = runs_asked_for(setup, gpus)
-        return answer_text(setup, forecasts(setup, offers, runs, Sizes(smallest, args.batch_size)))
+        gpus, names = parse_gpus(setup.args.gpu)
+        offers = offers_of(setup.args, names)
+        room = min(offer.card.mib for offer in offers) - OTHERS  # for a script, on the smallest
+        if setup.args.all:
+            return predict_what_pages_show(setup, Sizes(room))
+        sizes = Sizes(room, setup.args.batch_size)
+        return answer_text(setup, forecasts(setup, offers, runs_asked_for(setup, gpus), sizes))
+
+
+def predict_what_pages_show(setup: Setup, sizes: Sizes) -> str:
+    """Predicts all that the pages show; returns how many programs are predicted. Raises OSError."""
+    programs = [program_of(setup.scripts, script, options) for script, options in shipped.wanted()]
+    return predict_all(programs, setup.results, sizes, setup.args.retrace)
 
 
 def list_of_cards() -> str:
