@@ -204,7 +204,7 @@ def test_a_variant_is_run_where_there_are_units_for_it(kind, tmp_path):
     machine = hardware.this_machine()
     scripts = setup_of(tmp_path, machine).scripts
     names = ["precision-autocast", "precision-fp16", "model-mixture"]
-    runs = scripts.variants(scripts.stage("01"), machine, names=names)
+    runs = scripts.variants(scripts.stage("01"), machine, names)
     has_units = kind.of_the_tools[0] == BFLOAT16
     assert {run.script: run.error for run in runs} == {
         "precision-autocast": None if has_units else "needs bfloat16 units",

@@ -184,6 +184,7 @@ def test_what_is_tried_next():
     assert around == [Setting("00", 2, 1.0), Setting("00", 1, 0.5), Setting("00", 1, 2.0)]
     assert next_settings([start], 10) == around
     assert next_settings([start], 3) == around[:2]
+    assert next_settings([start, *around], 2) == []  # more were tried already
     assert set(next_settings([start, *around], 10)) == set(around[0].around()) - {start}
 
 

@@ -267,7 +267,7 @@ def variants_asked_for(setup: Setup, gpus: int) -> list[Run]:
     for variant in (setup.args.variants or "").split(","):
         if variant.strip():
             base = scripts.base_of(variant, gpus)
-            runs += scripts.variants(base, Machine(gpus=gpus), names=[variant])
+            runs += scripts.variants(base, Machine(gpus=gpus), [variant])
     return runs
 
 

@@ -15,8 +15,8 @@ PATIENCE = 30  # seconds: torchrun gives its ranks as many
 
 @contextmanager
 def locked(folder: Path, refusal: str = "") -> Iterator[None]:
-    """Raises UserError where another process has locked this folder, OSError where none can. The
-    lock ends with the process, however that ends."""
+    """Locks a folder until its end, or until the process ends in any way. Raises UserError, with
+    the `refusal`, where another process has locked it; OSError where locking isn't possible."""
     from filelock import FileLock, Timeout  # which PyTorch brings along
 
     folder.mkdir(parents=True, exist_ok=True)

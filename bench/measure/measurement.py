@@ -56,8 +56,8 @@ class Measurement:
         self.ways = {run.name: how_it_runs(run) for run in self.plan.runs}
 
     def take_over(self, earlier: "Measurement") -> set[str]:
-        """Takes over the results of an earlier start that count here, too, and how many rounds that
-        one had planned. Returns the names of the runs whose results don't count any more."""
+        """Takes over from an earlier start those of its results that still count, and how many
+        rounds it had planned. Returns the names of the runs whose results don't count any more."""
         self.ways = earlier.ways | self.ways
         self.results = [result for result in earlier.results if self.continues(earlier, result)]
         self.drop(self.names_of_another_length())
@@ -148,8 +148,9 @@ class Measurement:
 
     @property
     def peak(self) -> dict[str, float]:
-        """As matmul_peak. On a CPU that moment may have been a slow one: there that of the type
-        trained in is the rate after the best quarter of the runs, where that is higher."""
+        """The matmul_peak, corrected on a CPU, which may have been slow when that was measured: if
+        the rate in the type that is trained in was higher after a quarter of the runs, it is the
+        one that all of these reached."""
         rates = sorted(result.matmul_rate for result in self.results if result.matmul_rate)
         dtype = trained_in(self.machine)
         if self.machine["gpus"] or not rates or dtype not in self.matmul_peak:

@@ -20,10 +20,11 @@ SEED = 123
 # experiment at batch size 32.
 TOKENS = {"cuda": 393_216, "cpu": 16_384}
 SCRATCH = "{scratch}"  # in a run's options: a new folder, removed after the run
-# All runs of a table are timed over as many steps, whatever their batch: these, if neither takes
-# more. Noise is pooled among rows of equal steps.
+# All runs of a table are timed over equally many steps, whatever their batch, since noise is pooled
+# among rows of equal steps: at least over these.
 STEPS = {"cuda": 48, "cpu": 32}
-EVERY_ROUND = 10**6  # as cold_rounds: one compilation's luck isn't in all figures of a row
+# As cold_rounds of a Plan: so one lucky compilation isn't in all figures of a row.
+EVERY_ROUND = 10**6
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class Plan:
     targets: dict[str, float] = field(default_factory=dict)
     min_steps: int = 1  # of every run, if its tokens are fewer
     growth: Growth | None = None  # where sizes grow until one doesn't fit
-    batches: dict[int, int] = field(default_factory=dict)  # in place of these batch sizes, to fit
+    # The batch sizes that take the place of published ones, where those don't fit the GPU.
+    batches: dict[int, int] = field(default_factory=dict)
 
     def seed_of(self, number: int) -> int:
         """Returns the seed of all runs in round `number`, which counts from 1."""
@@ -82,8 +84,7 @@ class Plan:
         return range(first, first + self.seed_noise)
 
     def jobs(self) -> list[Job]:
-        """Returns what there is to run, in order, by `rounds`. Of two rounds the second one has the
-        order of the first backwards, so that a machine that drifts hits all alike."""
+        """Returns every run of every round, in the order in which they run."""
         rounds = range(1, (self.rounds or 1) + 1)
         return [job for number in rounds for job in self.in_order(number, self.jobs_of(number))]
 
@@ -97,7 +98,9 @@ class Plan:
         return jobs
 
     def in_order(self, number: int, jobs: list[Job]) -> list[Job]:
-        """Returns the jobs of round `number` in the order in which they run."""
+        """Returns the jobs of round `number` in the order in which they run. Of each two rounds the
+        second has the order of the first backwards, so that a drift of the machine affects all runs
+        alike."""
         if self.order is None:
             return jobs
         is_second, first = number % 2 == 0, number  # of the two rounds that share an order
@@ -157,7 +160,7 @@ class Setup:
     options: list[str] = field(default_factory=list)  # for every script
     matmul_peak: dict = field(default_factory=dict)  # as Measurement has it, where it is known
     in_report: bool = False  # where a GPU's whole scripts are shorter
-    batches: dict[int, int] = field(default_factory=dict)  # in place of published ones, to fit
+    batches: dict[int, int] = field(default_factory=dict)  # as Plan has them
     configurations: dict[tuple, dict] = field(default_factory=dict)  # see sizing.configurations
 
     @property

@@ -37,7 +37,7 @@ OWN_OPTIONS = {
 }
 WITHOUT_END = ("--epochs", 10**6)  # for a run that ends by its tokens, or at its target
 START_SECONDS = {"cuda": 40, "cpu": 10}  # until a run trains, about, whether it compiles or not
-RATE_SECONDS = 5  # about, in which the machine's matmul rate is measured after each run
+RATE_SECONDS = 5  # about; in them the machine's matmul rate is measured after each run
 DEMO_TOKENS = 40_960  # that a whole script trains on a CPU, by its own limit
 FLOAT32_SHARE = 0.5  # of the peak of matmuls that training in float32 reaches, about
 UNKNOWN_SPEED = 20_000  # tok/sec, where nothing is known of the machine or the script
@@ -130,36 +130,18 @@ def lengths_of(
     matmul_peak: dict,
 ) -> dict[str, Length]:
     """Returns how long each run trains that has a configuration, by its name."""
-    steps = steps_by_run(plan, configs)
+    runs = [run for run in plan.runs if run.name in configs]
+    if plan.full_length:
+        extents = {run.name: whole_script(run, plan, setup, configs[run.name]) for run in runs}
+    else:
+        extents = equal_steps(runs, plan, configs)
     lengths = {}
-    for run in plan.runs:
-        if run.name not in configs:
-            continue
-        config = configs[run.name]
-        if plan.full_length:
-            extent = whole_script(run, plan, setup, config)
-        else:
-            extent = some_steps(run, plan, config, steps[run.name])
-        speed = expected_speed(run, matmul_peak, setup.machine, config)
+    for run in runs:
+        extent = extents[run.name]
+        speed = expected_speed(run, matmul_peak, setup.machine, configs[run.name])
         seconds = START_SECONDS[setup.device] + extent.tokens / speed
         lengths[run.name] = Length(extent.options, seconds)
     return lengths
-
-
-def steps_by_run(plan: Plan, configs: dict[str, dict]) -> dict[str, int]:
-    """Returns how many steps each run has that has a configuration, by its name: all as many, so
-    that they can be compared, unless sizes grow."""
-    runs = [run for run in plan.runs if run.name in configs]
-    steps = {run.name: steps_of(run, plan, configs[run.name]) for run in runs}
-    if plan.growth or not steps:
-        return steps
-    return dict.fromkeys(steps, max(steps.values()))
-
-
-def steps_of(run: Run, plan: Plan, config: dict) -> int:
-    """Returns how many steps a run needs for the plan's tokens, or has at least."""
-    tokens = (plan.tokens or 0) * run.processes
-    return max(plan.min_steps, math.ceil(tokens / tokens_per_step(config, run.processes)))
 
 
 class Extent(NamedTuple):
@@ -167,6 +149,21 @@ class Extent(NamedTuple):
 
     tokens: int
     options: tuple
+
+
+def equal_steps(runs: list[Run], plan: Plan, configs: dict[str, dict]) -> dict[str, Extent]:
+    """Returns the extents of runs that all train for as many steps, so that they can be compared,
+    unless sizes grow; by their names."""
+    steps = {run.name: steps_of(run, plan, configs[run.name]) for run in runs}
+    if steps and not plan.growth:
+        steps = dict.fromkeys(steps, max(steps.values()))
+    return {run.name: some_steps(run, plan, configs[run.name], steps[run.name]) for run in runs}
+
+
+def steps_of(run: Run, plan: Plan, config: dict) -> int:
+    """Returns how many steps a run needs for the plan's tokens, or has at least."""
+    tokens = (plan.tokens or 0) * run.processes
+    return max(plan.min_steps, math.ceil(tokens / tokens_per_step(config, run.processes)))
 
 
 def some_steps(run: Run, plan: Plan, config: dict, steps: int) -> Extent:
@@ -204,7 +201,7 @@ def whole_script(run: Run, plan: Plan, setup: Setup, config: dict) -> Extent:
 
 
 def tokens_per_epoch(data: Path) -> int:
-    """Returns how many there are to train on; where none are prepared yet, the book's."""
+    """Returns how many tokens a folder has to train on; where none are prepared yet, the book's."""
     meta = tokens_in(data)
     if not meta:
         return BOOK_TOKENS
@@ -226,7 +223,8 @@ def expected_speed(run: Run, matmul_peak: dict, machine: Machine, config: dict) 
 
 
 def flops_per_token(config: dict) -> int:
-    """Returns them as 00 counts them, but for its norms and biases; of GPT-2 for {}."""
+    """Returns the floating-point operations of a model as 00 counts them, but for its norms and
+    biases. A setting that `config` lacks is GPT-2's."""
     layers, width, vocab_size, context = (config.get(name) or GPT2[name] for name in GPT2)
     return 6 * (12 * layers * width**2 + vocab_size * width) + 12 * layers * context * width
 
@@ -234,9 +232,9 @@ def flops_per_token(config: dict) -> int:
 def seconds_left(
     jobs: list[Job], results: list[Result], lengths: dict[str, Length], afterwards: float = 0
 ) -> float:
-    """Returns the seconds of some jobs by the median time of each run's results; of a run without
-    results, and of the plans `afterwards`, by estimate, corrected by how far the others' were off.
-    What is measured after each run takes time, too."""
+    """Returns about how many seconds some jobs take, and the plans after them, whose estimate is
+    `afterwards`. A run that has results takes their median time. The estimates of all others are
+    corrected by how far those of the runs with results were off."""
     medians = median_seconds(results)
     over_estimate = [
         middle / lengths[name].seconds for name, middle in medians.items() if name in lengths

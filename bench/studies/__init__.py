@@ -46,11 +46,11 @@ class Study(Subcommand, Measurable, Showable):
         if args.dry_run:
             dry_run(self, setup, args.rounds, resume)
             return 0
-        _, plans = run_study(self, setup, args.rounds, resume)
-        for measured in plans:
+        _, measurements = run_study(self, setup, args.rounds, resume)
+        for measured in measurements:
             print(f"\n{text_of(self, Rows(measured))}")
         print(relative(journal_of(setup.results, self.name)))
-        return int(any(map(self.has_failed, plans)))
+        return int(any(map(self.has_failed, measurements)))
 
     def arguments(self, line: str) -> dict:
         """Returns its own options, as they are behind its name on a command line."""

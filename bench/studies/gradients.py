@@ -150,7 +150,7 @@ def scripts_to_check(setup: Setup) -> list[Run]:
 def checked_variants(base: Run, setup: Setup) -> list[Run]:
     """Returns every variant of 01 or 02, without the runs that some are compared to."""
     names = variants_of(base)
-    runs = setup.scripts.variants(base, setup.machine, names=[*names])
+    runs = setup.scripts.variants(base, setup.machine, [*names])
     return [run for run in runs if run.script in names]
 
 

@@ -234,7 +234,7 @@ def programs_of(setup: Setup) -> list[Run]:
     own = [
         scripts.stage("00").replace(published=None),
         base,
-        *scripts.variants(scripts.stage("01"), machine, names=["precision-autocast"]),
+        *scripts.variants(scripts.stage("01"), machine, ["precision-autocast"]),
     ]
     peers = [run for name in clones_of(setup) for run in peer_runs(name, setup)]
     names = {"variant-precision-autocast": "01, float32 weights, autocast"}

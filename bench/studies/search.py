@@ -78,10 +78,9 @@ def loss_in_equal_time(row: Row) -> float:
     for all of their tokens; infinity where the run failed."""
     if row.error:
         return math.inf
-    alike = [
-        other for other in row.table if setting_of(other.run).script == setting_of(row.run).script
-    ]
-    times = [training.train_seconds for other in alike for training in other.trainings]
+    script = setting_of(row.run).script
+    rows_of_script = [other for other in row.table if setting_of(other.run).script == script]
+    times = [training.train_seconds for other in rows_of_script for training in other.trainings]
     return row.loss_at(min(times, default=0)) or math.inf
 
 
@@ -91,17 +90,18 @@ def equal_time_text(row: Row) -> str:
 
 def ranked(rows: Rows, script: str) -> list[Setting]:
     """Returns the settings of a script that were tried, the best first, failed ones last."""
-    own = [row for row in rows if setting_of(row.run).script == script]
-    return [setting_of(row.run) for row in sorted(own, key=loss_in_equal_time)]
+    tried = [row for row in rows if setting_of(row.run).script == script]
+    return [setting_of(row.run) for row in sorted(tried, key=loss_in_equal_time)]
 
 
 def next_settings(tried: list[Setting], count: int) -> list[Setting]:
     """Returns untried neighbours of the best settings that have some, up to `count` settings in
     all; of those `tried` the best are the first."""
+    left = max(0, count - len(tried))
     for setting in tried:
-        new = [other for other in setting.around() if other not in tried]
-        if new:
-            return new[: count - len(tried)]
+        untried = [neighbour for neighbour in setting.around() if neighbour not in tried]
+        if untried:
+            return untried[:left]
     return []
 
 

@@ -63,10 +63,11 @@ class TimeToLoss(Study):
     def runs(self, setup: Setup) -> list[Run]:
         """Returns 00, 01, and the variants that are asked for."""
         scripts, names = setup.scripts, setup.args.names
-        first, last = scripts.stage("00"), scripts.stage("01").replace(compared_to="00_orig")
+        first = scripts.stage("00")
+        last = scripts.stage("01").replace(compared_to=first.name)
         if not names:
             return [first, last]
-        return [first, last, *scripts.variants(last, setup.machine, names=names.split(","))]
+        return [first, last, *scripts.variants(last, setup.machine, names.split(","))]
 
     def plans(self, setup: Setup) -> Plans:
         if setup.args.epoch:
