@@ -29,9 +29,10 @@ from made_up import (
 import plot_results
 from bench import cli
 from bench.analysis import claims
+from bench.analysis.figures import Goal
 from bench.analysis.folders import newest_in, rows_in
 from bench.analysis.gains import Gain
-from bench.analysis.rows import Goal, Rows, printed
+from bench.analysis.rows import Rows, printed
 from bench.analysis.totals import totals_in
 from bench.common import REFERENCE
 from bench.measure.journal import read_journal

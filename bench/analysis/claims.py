@@ -8,10 +8,11 @@ from operator import attrgetter
 from pathlib import Path
 
 from bench.analysis.folders import has_gpu, rows_in
-from bench.analysis.rows import Comparison, Row, known_values, printed, ratio
+from bench.analysis.rows import Comparison, Row, printed
 from bench.analysis.stats import mean_ratio
 from bench.analysis.totals import optimized_in, totals_in
 from bench.analysis.tuning import EPOCH_LOSS
+from bench.analysis.values import known_values, product, ratio
 from bench.catalogue import (
     effect_on_loss,
     last_published_technique,
@@ -287,13 +288,6 @@ def by_script(rows: Iterable[Row]) -> dict[str, Row]:
 
 def by_stage(rows: Iterable[Row]) -> dict[str | None, Row]:
     return ByName((row.run.stage, row) for row in rows)
-
-
-def product(one: float | None, other: float | None) -> float | None:
-    """Returns None where one of them isn't known."""
-    if one is None or other is None:
-        return None
-    return one * other
 
 
 def contributions_of(ladder: Iterable[Row]) -> Iterator[Contribution]:

@@ -50,10 +50,11 @@ def best(gains: Iterable[Gain], prefer: Sequence[str] = ("measured", "predicted"
     preferred; None without any."""
     gains = list(gains)
     for source in prefer:
-        own = [gain for gain in gains if gain.source == source]
-        if own:
-            # Of equals the last one: machines are sorted by name.
-            return max(reversed(own), key=attrgetter("precision"))
+        of_source = [gain for gain in gains if gain.source == source]
+        # Of equals the last one: the gains are sorted by their machines' names.
+        narrowest = max(reversed(of_source), key=attrgetter("precision"), default=None)
+        if narrowest:
+            return narrowest
     return None
 
 

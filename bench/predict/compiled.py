@@ -73,17 +73,18 @@ def definition_into(kernels: dict[str, Callable]) -> Callable:
     work is added to `kernels`."""
 
     def define_kernel(scheduling, source, nodes, arguments=None) -> str:
-        arguments = arguments or scheduling.kernel_group.args
-        updated = {
-            buffer.inner_name
-            for buffer in arguments.inplace_buffers.values()
-            if isinstance(buffer, InplacedBuffer)
-        }  # they come first
         name = f"kernel_{len(kernels)}"
+        updated = updated_buffers(arguments or scheduling.kernel_group.args)
         kernels[name] = partial(count_kernel, len(updated))
         return name
 
     return define_kernel
+
+
+def updated_buffers(arguments) -> set[str]:
+    """Returns the names of the buffers that a kernel changes, which are its first arguments."""
+    buffers = arguments.inplace_buffers.values()  # by each name that one has in the graph
+    return {buffer.inner_name for buffer in buffers if isinstance(buffer, InplacedBuffer)}
 
 
 def compiled_source(graph, inputs: list, is_backward: bool) -> str:

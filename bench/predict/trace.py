@@ -78,19 +78,26 @@ class Recorder(TorchDispatchMode):
         stand_in = self.stand_in_for(func, args, kwargs)
         if stand_in:
             return stand_in()
-        buffers = []
-        if func is aten._scaled_dot_product_flash_attention_backward.default:
-            _, query, *_ = args
-            buffers = [self.timeline.make(size) for size in flash_buffers(query.shape)]
-        result = func(*args, **kwargs)
-        for number in buffers:
-            self.timeline.release(number)
+        with self.buffers_of(func, args):
+            result = func(*args, **kwargs)
         for tensor in filter(is_meta, tree_iter(result)):
             self.add_tensor(tensor)
         kernel = kernel_of(func, args, kwargs, result, is_meta)
         if kernel:
             self.add_kernel(func._schema.name.partition("::")[2], kernel)
         return result
+
+    @contextlib.contextmanager
+    def buffers_of(self, func, args: tuple) -> Iterator[None]:
+        """Records the buffers that an operator has while it runs: flash attention's backward pass
+        has some."""
+        buffers = []
+        if func is aten._scaled_dot_product_flash_attention_backward.default:
+            _, query, *_ = args
+            buffers = [self.timeline.make(size) for size in flash_buffers(query.shape)]
+        yield
+        for number in buffers:
+            self.timeline.release(number)
 
     def stand_in_for(self, func, args: tuple, kwargs: dict) -> Callable | None:
         """Returns what is called in place of an operator that doesn't run on tensors without

@@ -9,8 +9,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import NamedTuple
 
-from bench.analysis.rows import ratio
 from bench.analysis.training import Training
+from bench.analysis.values import ratio
 from bench.catalogue import FLOAT16, STAGES, published, published_source
 from bench.common import shorten
 from bench.measure.journal import journal_of, read_journal

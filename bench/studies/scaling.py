@@ -2,7 +2,8 @@
 
 from argparse import ArgumentParser
 
-from bench.analysis.rows import Row, Rows, ratio
+from bench.analysis.rows import Row, Rows
+from bench.analysis.values import ratio
 from bench.catalogue import Run, published
 from bench.machine import Machine
 from bench.measure.plan import Plan, Setup

@@ -6,7 +6,8 @@ from collections.abc import Generator, Sequence
 from functools import partial
 from textwrap import fill
 
-from bench.analysis.rows import Goal, Row, Rows
+from bench.analysis.figures import Goal
+from bench.analysis.rows import Row, Rows
 from bench.analysis.tuning import DEFAULT_LOSS
 from bench.catalogue import EPOCHS, Run
 from bench.measure.measurement import Measurement
