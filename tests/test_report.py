@@ -588,7 +588,7 @@ def test_a_container_has_less_memory(tmp_path):
 
 
 def update(text: str, folder) -> str:
-    return readme.update(text, folder, all_studies())
+    return readme.update(text, folder, readme.tables_of(all_studies()))
 
 
 def marker(name: str, between: str = "", end: str = "<!-- end -->\n") -> str:

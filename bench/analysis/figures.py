@@ -51,8 +51,7 @@ class Arrival(NamedTuple):
         return self.at_least(with_first_step)
 
     def rate(self, with_first_step: bool) -> float | None:
-        """Returns 1 / at_least(), so that a run that comes to the loss sooner has more; None where it
-        took no time."""
+        """Returns 1 over the seconds of at_least(); None where there are none."""
         seconds = self.at_least(with_first_step)
         if seconds <= 0:
             return None
