@@ -141,8 +141,7 @@ class Claims:
     def ladder(self) -> dict[str, Row]:
         """The scripts with a speed, in their order: "00", then by the names of their patches."""
         rows = rows_in(self.h100, "ladder")
-        own = [row for row in rows if row.speeds and row.run.number is not None]
-        return by_script(own)
+        return by_script(row for row in rows if row.speeds and row.run.number is not None)
 
     @property
     def baseline(self) -> Row:

@@ -91,10 +91,10 @@ def models_of(measured: Measurement) -> set[str]:
 def total_of(rows: Rows) -> float | None:
     """Returns how many times as fast as 00 01 is, both at their own settings, or a ladder's last
     script where that is 01, too; None where one is missing."""
-    own = [row for row in rows if not has_option("--batch-size", row.run.options)]
-    if rows[0] not in own or not is_plain(rows[0]):
+    at_own_batch = [row for row in rows if not has_option("--batch-size", row.run.options)]
+    if rows[0] not in at_own_batch or not is_plain(rows[0]):
         return None
-    optimized = [row for row in own if is_optimized(row)]
+    optimized = [row for row in at_own_batch if is_optimized(row)]
     if not optimized:
         return None
     return optimized[-1].factor_baseline

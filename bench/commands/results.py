@@ -275,9 +275,9 @@ def more_rounds(results: Path) -> str:
     rounds = rounds_in(results)
     if any(rounds[study] >= enough for study, enough in ENOUGH.items()):
         return ""
-    most = max(rounds.values())
-    words = f"Only {most} rounds"
-    if most == 1:
+    most_rounds = max(rounds.values())
+    words = f"Only {most_rounds} rounds"
+    if most_rounds == 1:
         words = "Single runs, no significance"
     return (
         f"{words}: better {ENOUGH['stages']} rounds of stages, or {ENOUGH['ladder']} of a"

@@ -210,13 +210,13 @@ def plan(model: nn.Module, inputs: tuple) -> Programs:
     it isn't one graph."""
     planner = Planner()
     tensors = tensors_of(model)
-    own, own_inputs = [*map(on_cpu, tensors)], [*map(on_cpu, inputs)]
-    own_by_id = {id(tensor): copied for tensor, copied in zip(tensors, own, strict=True)}
+    copies, copied_inputs = [*map(on_cpu, tensors)], [*map(on_cpu, inputs)]
+    copy_by_id = {id(tensor): copied for tensor, copied in zip(tensors, copies, strict=True)}
     with _disable_current_modes(), torch.enable_grad(), replaced(PLANNING), suppress(Planned):
         torch._dynamo.reset()
-        own_model = copy.deepcopy(model, own_by_id)
-        real_compile(own_model, backend=planner.backend, fullgraph=True)(*own_inputs)
-    return planner.programs([*own, *own_inputs])
+        copied_model = copy.deepcopy(model, copy_by_id)
+        real_compile(copied_model, backend=planner.backend, fullgraph=True)(*copied_inputs)
+    return planner.programs([*copies, *copied_inputs])
 
 
 def tensors_of(model: nn.Module) -> tuple[torch.Tensor, ...]:

@@ -20,7 +20,8 @@ from bench.report.tables import factor_text, picture_name
 # Hues that colour-blind readers tell apart (Okabe and Ito's), of luminances that differ in grey.
 COLOURS = {"00": "#F2B84B", "01": "#00548C", "02": "#1FA77E"}
 OTHER = COLOURS["02"]  # of what isn't one of the three scripts
-OWN, ERROR, UNSURE = COLOURS["01"], "#E8803A", "#BCC6CF"  # better, worse, not significant
+# Of speedups, by their significance.
+FASTER, SLOWER, UNSURE = COLOURS["01"], "#E8803A", "#BCC6CF"
 MEMORY = "#8D9BA6"
 BEFORE = "#DCE5EC"  # what is gained already
 INCHES = 10  # of a picture's width, which READMEs show at about 880 pixels
@@ -48,7 +49,7 @@ class Palette:
     style: dict[str, str]  # of the rest, as matplotlib names it
 
 
-LIGHT = Palette(OWN, BEFORE, MEMORY, "#A8410A", {"grid.color": "0.9"})
+LIGHT = Palette(FASTER, BEFORE, MEMORY, "#A8410A", {"grid.color": "0.9"})
 # For pages with GitHub's dark background.
 PAPER, INK = "#0D1117", "#E6EDF3"
 DARK = Palette(
@@ -131,7 +132,7 @@ def colour_legend(subfigure) -> None:
     """Adds a legend of the colours that significance_colour returns."""
     add_legend(
         subfigure,
-        {"significantly faster": OWN, "significantly slower": ERROR, "not significant": UNSURE},
+        {"significantly faster": FASTER, "significantly slower": SLOWER, "not significant": UNSURE},
     )
 
 
@@ -140,7 +141,7 @@ def script_colour(run: Run) -> str:
 
 
 def significance_colour(row: Row) -> str:
-    return dict(faster=OWN, slower=ERROR).get(row.significance or "", UNSURE)
+    return dict(faster=FASTER, slower=SLOWER).get(row.significance or "", UNSURE)
 
 
 def draw_all(studies: Mapping[str, Showable], results: Path) -> dict[str, bytes]:

@@ -179,13 +179,13 @@ def figures_of(record: Record, base: Record | None, with_tokens: bool) -> Script
 def differences_between(record: Record, base: Record) -> list[str]:
     """Returns what keeps a run from being compared to another one: its PyTorch and, on a CPU, its
     threads, of which each of several ranks has a share."""
-    own, other = record.environment, base.environment
-    words = {"torch": f"PyTorch {own.get('torch')}"}
+    here, there = record.environment, base.environment
+    words = {"torch": f"PyTorch {here.get('torch')}"}
     if record.config["device"] == "cpu" and record.config["world_size"] == 1:
-        words["threads"] = counted(own.get("threads") or 0, "thread")
+        words["threads"] = counted(here.get("threads") or 0, "thread")
     # Older records don't tell their threads.
-    in_both = [name for name in words if None not in (own.get(name), other.get(name))]
-    return [words[name] for name in in_both if own[name] != other[name]]
+    in_both = [name for name in words if None not in (here.get(name), there.get(name))]
+    return [words[name] for name in in_both if here[name] != there[name]]
 
 
 def script_label(record: Record, with_tokens: bool) -> str:

@@ -187,7 +187,7 @@ class Search(Study):
             metavar="A,B+C",
             help="variants to search for besides; + joins several into one script",
         )
-        parser.add_argument("--epoch", action="store_true", help=SUPPRESS)  # what it always is
+        parser.add_argument("--epoch", action="store_true", help=SUPPRESS)  # of older commands
 
     def has_failed(self, measured: Measurement) -> bool:
         return False  # settings with which training fails are part of a search

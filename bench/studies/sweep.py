@@ -50,13 +50,13 @@ class Sweep(Study):
         yield Plan(runs, what, cold_rounds=0, growth=growth, **length)
 
     def tables(self, rows: Rows) -> list[Table]:
-        """Returns speed and memory of each size. Of those that aren't tried only the first is
-        shown, unless the size before it says why."""
-        shown = rows[:1]
+        """Returns speed and memory of each size that was tried, and of the first one that wasn't,
+        unless the size before it says why."""
+        tried = rows[:1]
         for before, row in pairwise(rows):
             is_tried = not row.outcome or row.outcome.status is not Status.NOT_TRIED
             if is_tried or not before.error:
-                shown.append(row)
+                tried.append(row)
         return [
             Table(
                 [
@@ -67,7 +67,7 @@ class Sweep(Study):
                     num_col("MFU", "mfu", ".1%"),
                     num_col("of matmul peak", "share_of_peak", ".1%"),
                 ],
-                shown,
+                tried,
             )
         ]
 

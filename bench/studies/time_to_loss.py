@@ -121,9 +121,9 @@ class TimeToLoss(Study):
         ]
 
     def notes(self, rows: Rows) -> list[str]:
-        how = "Medians over the seeds."
+        note = "Medians over the seeds."
         if rows.measured.plan.targets:
-            how += (
+            note += (
                 " Seconds of training, and of compilation with an empty cache, to the target."
                 " Speedups are the means of the seeds' ratios, with their 95% intervals; bold:"
                 " significant over the whole table. A run that hasn't reached the target after"
@@ -131,8 +131,8 @@ class TimeToLoss(Study):
                 " tested."
             )
             if any(row.warm_excess is not None for row in rows):
-                how += " *Again*: a second start, which finds the compiler's cache."
-        return [machine_note(rows), how]
+                note += " *Again*: a second start, which finds the compiler's cache."
+        return [machine_note(rows), note]
 
     def picture(self, rows: Rows):
         """Draws the speed, and the seconds to the last target, the one that settings were
