@@ -62,9 +62,9 @@ def answer_of(
 
 
 def ask_machine(question: str, python: str | Path = sys.executable) -> Any:
-    """Returns the answer of bench.measure.environment, in the environment of a Python, to one of
-    its questions. Raises UserError."""
-    answer = ask(["-m", "bench.measure.environment", question], python=python)
+    """Returns the answer of bench.measure.hardware, in the environment of a Python, to one of its
+    questions. Raises UserError."""
+    answer = ask(["-m", "bench.measure.hardware", question], python=python)
     return json.loads(answer.splitlines()[-1])
 
 

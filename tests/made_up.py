@@ -381,7 +381,7 @@ def copy_of_checkout(folder: Path, machine: dict | None = None) -> Path:
 
 
 def answers_of(machine: dict) -> dict:
-    """What bench/measure/environment.py answers on a made-up machine, by the question."""
+    """What bench/measure/hardware.py answers on a made-up machine, by the question."""
     return dict(
         this_machine=machine,
         matmul_peak=PEAK,
@@ -395,12 +395,8 @@ def answers_of(machine: dict) -> dict:
 
 def answer_at_once(folder: Path, answers: dict) -> None:
     """Replaces, in a copy of the checkout, the program that is asked about the machine."""
-    program = folder / "bench" / "measure" / "environment.py"
-    program.rename(program.with_name("real_environment.py"))
-    program.write_text(
-        "import json, sys\n\nfrom bench.measure.real_environment import *\n\n"
-        f"if __name__ == '__main__':\n    print(json.dumps({answers!r}[sys.argv[1]]))\n"
-    )
+    program = folder / "bench" / "measure" / "hardware.py"
+    program.write_text(f"import json, sys\n\nprint(json.dumps({answers!r}[sys.argv[1]]))\n")
 
 
 def speeds_of(plan: Plan) -> list[dict]:

@@ -981,7 +981,7 @@ def test_links_lead_somewhere():
 
 
 def test_update_writes_what_stands_between_markers(tmp_path):
-    """And nothing else; `@` names another machine's folder."""
+    """It leaves all else as it was. A marker's `@` names another machine's folder."""
     write_ladder(tmp_path, "00_orig")
     other = f"stages@{readme.SHOWN.name}"
     text = marker("ladder", "old\n") + "a | b\n" + marker(other, "old\n")

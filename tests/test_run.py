@@ -254,7 +254,7 @@ print(*sorted(own))
 
 
 def test_what_a_driver_imports_is_named():
-    """Of its modules of this repository."""
+    """Each of the repository's modules, so that an edit of one repeats the checks."""
     gradients = STUDIES["gradients"]
     driver, *_ = gradients.driver(setup_of(ROOT), Run("", ROOT / "00_orig.py"))
     loaded = run_python("-c", IMPORTED, driver, ROOT / "gpt_speed", fork=False)
@@ -1180,7 +1180,7 @@ def test_a_rank_does_not_outlive_its_launcher(tmp_path, monkeypatch, does, linux
 
 
 def test_a_child_has_ended_though_its_output_is_held_open(monkeypatch):
-    """By a process that isn't found, as its environment is another one."""
+    """By a process that isn't found as one of the child's, since its environment differs."""
     monkeypatch.setattr(children, "HELD_SECONDS", 0.2)
     program = (
         "import subprocess; holder = subprocess.Popen(['sleep', '300'], env={},"
@@ -1297,7 +1297,7 @@ def test_output_that_nobody_reads(command, tmp_path):
         assert (result.returncode, result.stderr) == (141, b"")
 
 
-@pytest.mark.parametrize("program", ["measure", "plot_results", "bench.measure.environment"])
+@pytest.mark.parametrize("program", ["measure", "plot_results", "bench.measure.hardware"])
 def test_an_older_python(program):
     """It is refused before what it lacks is imported."""
     code = f"import sys; sys.version_info = (3, 10, 13, 'final', 0); import {program}"

@@ -1,17 +1,9 @@
-"""Says what this machine is and lacks, without PyTorch.
+"""Says what this machine is and lacks, without PyTorch."""
 
-    python -m bench.measure.environment QUESTION  # one of bench.measure.hardware.ANSWERS, as JSON
-
-Only those load PyTorch, in a process of its own, so that the one that asks never holds memory of
-the GPU.
-"""
-
-import json
 import os
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -167,9 +159,3 @@ def missing_here(machine: Machine, compile_fails: str | None) -> list[str]:
     if not shutil.which("git"):
         missing.append("git, which leave-one-out and patches/stack.py need: `apt install git`")
     return missing
-
-
-if __name__ == "__main__":
-    from bench.measure import hardware
-
-    print(json.dumps(hardware.ANSWERS[sys.argv[1]]()))

@@ -1,10 +1,15 @@
 """Says what PyTorch tells of this machine, and how fast it multiplies matrices.
 
-Nothing here multiplies in bfloat16 on a machine whose scripts train in float32.
+    python -m bench.measure.hardware QUESTION  # one of ANSWERS, as JSON
+
+It runs in a process of its own, so that the one that asks never holds memory of the GPU. Nothing
+here multiplies in bfloat16 on a machine whose scripts train in float32.
 """
 
+import json
 import os
 import platform
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -175,7 +180,7 @@ def matmul_rate() -> float:
     return machine.product_rate(best_dtype()[0], minimum=0.2)
 
 
-ANSWERS: dict[str, Callable[[], Any]] = {  # to what bench.measure.environment is asked
+ANSWERS: dict[str, Callable[[], Any]] = {  # by the question
     "this_machine": this_machine,
     "look": look,
     "compile_error": compile_error,
@@ -185,3 +190,7 @@ ANSWERS: dict[str, Callable[[], Any]] = {  # to what bench.measure.environment i
     "matmul_rate": matmul_rate,
     "rank_count": rank_count,
 }
+
+
+if __name__ == "__main__":
+    print(json.dumps(ANSWERS[sys.argv[1]]()))
