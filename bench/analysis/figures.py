@@ -38,7 +38,7 @@ class Arrival(NamedTuple):
     compilation: float  # seconds that its first step takes beyond a median one, had it to compile
     missed: bool
 
-    def at_least(self, with_first_step: bool) -> float:
+    def seconds_or_bound(self, with_first_step: bool) -> float:
         """Returns the seconds to the loss; where it missed that those to its end, a bound."""
         if with_first_step:
             return self.training + self.compilation
@@ -48,11 +48,11 @@ class Arrival(NamedTuple):
         """Returns the seconds to the loss; infinity where it missed that."""
         if self.missed:
             return math.inf
-        return self.at_least(with_first_step)
+        return self.seconds_or_bound(with_first_step)
 
     def rate(self, with_first_step: bool) -> float | None:
-        """Returns 1 over the seconds of at_least(); None where there are none."""
-        seconds = self.at_least(with_first_step)
+        """Returns 1 over the seconds of seconds_or_bound(); None where there are none."""
+        seconds = self.seconds_or_bound(with_first_step)
         if seconds <= 0:
             return None
         return 1 / seconds

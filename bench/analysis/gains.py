@@ -38,7 +38,7 @@ class Gain:
         return self.significance in SIGNIFICANT
 
     @property
-    def precision(self) -> float:
+    def narrowness(self) -> float:
         """The lower end of the interval over the upper one; 0 without an interval."""
         if not self.interval:
             return 0.0
@@ -52,7 +52,7 @@ def best(gains: Iterable[Gain], prefer: Sequence[str] = ("measured", "predicted"
     for source in prefer:
         of_source = [gain for gain in gains if gain.source == source]
         # Of equals the last one: the gains are sorted by their machines' names.
-        narrowest = max(reversed(of_source), key=attrgetter("precision"), default=None)
+        narrowest = max(reversed(of_source), key=attrgetter("narrowness"), default=None)
         if narrowest:
             return narrowest
     return None

@@ -47,7 +47,7 @@ class Measurement:
     commit: str | None = None  # at the last start that measured
     lengths: dict[str, str] = field(default_factory=dict)  # options by which each run ends
     folder: Path = Path()  # in which the journal lies
-    planned: int | None = None  # rounds, where more were added after some had results
+    planned_rounds: int | None = None  # where more were added after some had results
     retry: set[tuple] = field(default_factory=set)  # keys of results that are to be tried again
     # How each run runs, or ran last, by its name: also of runs that the plan doesn't have any more.
     ways: dict[str, tuple] = field(init=False)
@@ -61,9 +61,9 @@ class Measurement:
         self.ways = earlier.ways | self.ways
         self.results = [result for result in earlier.results if self.continues(earlier, result)]
         self.drop(self.names_of_another_length())
-        self.planned = earlier.planned
-        if self.planned is None and self.adds_rounds_to(earlier):
-            self.planned = earlier.plan.rounds
+        self.planned_rounds = earlier.planned_rounds
+        if self.planned_rounds is None and self.adds_rounds_to(earlier):
+            self.planned_rounds = earlier.plan.rounds
         return earlier.names_with_results() - self.names_with_results()
 
     def continues(self, earlier: "Measurement", result: Result) -> bool:

@@ -63,7 +63,7 @@ def with_figures(row: Row | None) -> Row | None:
 def rounds_note(rows: Rows) -> str:
     """Returns over how many rounds rows are compared, such as "4 rounds (2 planned, 2 added)"."""
     most_rounds = max((row.rounds for row in rows), default=0)
-    planned = rows.measured.planned
+    planned = rows.measured.planned_rounds
     rounds, details = compared_rounds(rows, most_rounds), []
     if planned and rounds > planned:
         details += [f"{planned} planned", f"{rounds - planned} added"]

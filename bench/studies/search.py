@@ -145,9 +145,8 @@ def climb(
         settings += new
         measured = yield plan_of_part(part, settings, setup)
         rows = Rows(measured)
-        new = []
-        for start in starts:
-            new += next_settings(ranked(rows, start.script), part.count)
+        tried_by_script = [ranked(rows, start.script) for start in starts]
+        new = [setting for tried in tried_by_script for setting in next_settings(tried, part.count)]
     return rows
 
 
