@@ -59,8 +59,8 @@ class Row(Figures):
 
     @property
     def share_of_peak(self) -> float | None:
-        """Of this machine's own rate of matmuls, in the precision of the run. Each GPU has that
-        rate; the ranks of a CPU share it."""
+        """The share of this machine's own rate of matmuls that it reaches, in its precision. Each
+        GPU has that rate; the ranks of a CPU share it."""
         if not self.record:
             return None
         units = 1
@@ -123,8 +123,8 @@ class Row(Figures):
 
     @property
     def techniques(self) -> list[int]:
-        """The numbers of the techniques whose gains its factor is made of: in a ladder its own, and
-        those whose rows were left out or failed before it. None without a factor or a ladder."""
+        """The numbers of the techniques whose gains are in its factor: in a ladder its own, and
+        those between its reference and itself; [] without a factor or a ladder."""
         if not self.reference or not self.speeds:
             return []
         return techniques_between(

@@ -38,8 +38,9 @@ def rounds_of_both(row: Row) -> int:
 
 
 def headline_row(results: Path) -> Row | None:
-    """Returns the row whose speedup over its baseline stands for a folder: 01 beside 00, or the
-    last script of a ladder, where that is 01, too, and has more rounds; None without any."""
+    """Returns the row whose speedup over its baseline stands for a folder: 01 of the study
+    `stages`, or the ladder's last script, if it is 01 too and has more rounds; None without
+    either."""
     ladder = last_with_total(rows_in(results, "ladder"))
     alone = last_with_total([row for row in rows_in(results, "stages") if is_optimized(row)])
     if not ladder or not alone:

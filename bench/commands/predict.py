@@ -312,8 +312,8 @@ def answer_text(setup: Setup, rows: list[Forecast]) -> str:
 
 
 def forecast_table(rows: list[Forecast], cards: int, args: Namespace) -> Table:
-    """Returns at which batch and how fast each script is on each card; of a single card where the
-    time of a step goes; and if asked for how long args.tokens take, and what they cost."""
+    """Returns the batch size and speed of each script on each card. Of a single card it has where a
+    step's time goes; with args.tokens how long these take, and what they cost."""
     columns = [
         text_col("card", "offer.name"),
         num_col("GB", "card_gb", ".0f"),

@@ -133,9 +133,9 @@ def install(capability: float, driver: int = 99_999) -> str | None:
 
 
 def nvidia_smi(fields: str) -> list[str]:
-    """Returns of each GPU what nvidia-smi tells to programs; what it prints for people changes.
-    Returns nothing where it isn't there or fails. A line that isn't of such fields, as "[N/A]" or
-    the text of an error, tells nothing: nvidia-smi may print that and exit with 0."""
+    """Returns a line for each GPU, with these fields as nvidia-smi tells them to programs; none
+    where it isn't there or fails. A line in another form is left out: nvidia-smi may print "[N/A]"
+    or an error's text and exit with 0."""
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

@@ -84,9 +84,9 @@ def torch_build() -> environment.Build:
 
 
 def gpu_count() -> int:
-    """Returns how many GPUs PyTorch can use. Before CUDA has started it takes the count of NVIDIA's
-    library, which has all GPUs where the driver is too old for this PyTorch, and whole ones where
-    they are cut up (MIG)."""
+    """Returns how many GPUs PyTorch can use. CUDA is started first: before that PyTorch takes the
+    count of NVIDIA's library, which is wrong where the driver is too old for this PyTorch, or where
+    GPUs are cut up (MIG)."""
     if cuda_error():
         return 0
     return torch.cuda.device_count()

@@ -42,11 +42,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Growth:
-    """How sizes grow from run to run. One that doesn't fit is no failure, and ends the growth: none
-    is tried after a run that failed or, by its estimated memory, wasn't tried."""
+    """How sizes grow from run to run. A size that doesn't fit is no failure, but no larger one is
+    tried after it."""
 
-    memory: float  # how many times the memory of the run before it a run takes, about
-    limit_gb: float | None = None  # a run that by this would take more isn't tried (None: no limit)
+    memory: float  # a run takes about so many times the memory of the run before it
+    limit_gb: float | None = None  # a run that would take more by this estimate isn't tried
 
 
 @dataclass
@@ -55,19 +55,21 @@ class Plan:
 
     runs: list[Run]
     kind: str = ""  # what sets it apart in its study, such as "gpt2-medium"
-    rounds: int | None = None  # (None: as many as the study has)
-    tokens: int | None = None  # per process: where losses are compared (None: at a run's end)
-    epochs: int | None = None  # of every run of full length (None: as many as its script has)
-    seed_noise: int = 0  # runs of the baseline that each round adds, with new seeds
-    order: int | None = None  # the seed of the order of runs in each round (None: as they stand)
-    full_length: bool = False  # every run is as long as its script alone, or has `tokens` in all
-    cold_rounds: int = 1  # that compile again, so that their first step tells how long it takes
+    rounds: int | None = None  # None: as many as the study has
+    # Training tokens per process. All runs train for at least so many, and their losses are
+    # compared after them (None: at the end of each run). A run of `full_length` ends after them.
+    tokens: int | None = None
+    epochs: int | None = None  # of a run of `full_length`; None: as many as its script has
+    seed_noise: int = 0  # further runs of the baseline in each round, with seeds of their own
+    order: int | None = None  # seed of the order of runs in each round; None: as they stand here
+    full_length: bool = False  # a run ends where its script does, not after equally many steps
+    cold_rounds: int = 1  # so many rounds compile again: their first step tells how long that takes
     first_seed: int = SEED
     new_seeds: bool = False  # round k has the seed first_seed + k - 1; else all have first_seed
-    log_tokens: int | None = None  # from one log line to the next (None: lines where they matter)
-    # Losses by what they are, in words; the lowest ends a run.
+    log_tokens: int | None = None  # from one log line to the next, in runs of `full_length`
+    # Validation losses, by what they are in words. The lowest one ends a run.
     targets: dict[str, float] = field(default_factory=dict)
-    min_steps: int = 1  # of every run, if its tokens are fewer
+    min_steps: int = 1  # of every run, where `tokens` are fewer
     growth: Growth | None = None  # where sizes grow until one doesn't fit
     # The batch sizes that take the place of published ones, where those don't fit the GPU.
     batches: dict[int, int] = field(default_factory=dict)
@@ -196,8 +198,8 @@ class Measurable:
         raise NotImplementedError
 
     def later(self, setup: Setup, plan: Plan) -> list[Plan]:
-        """Returns plans as long as those that follow this one, to estimate their time: which runs
-        they will have may depend on its results. Raises as `plans`."""
+        """Returns plans that take as long as those that will follow this one, to estimate the time:
+        the real ones may depend on its results. Raises UserError, StackError."""
         return []
 
     def batches(self, setup: Setup) -> dict[int, int]:

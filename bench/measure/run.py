@@ -272,9 +272,9 @@ class Runner:
         return self.measurement.matmul_peak
 
     def set_lengths(self, matmul_peak: dict[str, float]) -> None:
-        """Finds out how long each run trains. Drops the results of those that were longer or
-        shorter than they would be now, and says which: all runs of a plan are as long, so that
-        another one among them may change that."""
+        """Finds out how long each run trains. Drops the results of runs that would be longer or
+        shorter now, and says which: all runs of a plan are equally long, so a new one among them
+        may make the others longer."""
         measurement = self.measurement
         self.lengths = sizing.lengths_of(measurement.plan, self.setup, self.configs, matmul_peak)
         measurement.lengths |= {
@@ -332,9 +332,9 @@ class Runner:
 
 
 def dry_run(study: Measurable, setup: Setup, rounds: int | None, resume: Resume) -> None:
-    """Prints the commands that the study's first plan would run, and how long the whole study would
-    take, by what is measured already; it measures nothing, and leaves no results, only the scripts,
-    so that the commands can be typed. Raises as run_study."""
+    """Prints the commands that the study's first plan would run, and about how long the whole study
+    would take. It measures nothing; only the scripts are written, so that the commands can be
+    typed. Raises UserError, StackError, OSError."""
     first = next(study.plans(setup))
     peak = peak_of_before(setup)
     runner = Runner(study, first, setup, resume)

@@ -209,9 +209,11 @@ def tokens_per_epoch(data: Path) -> int:
 
 
 def expected_speed(run: Run, matmul_peak: dict, machine: Machine, config: dict) -> float:
-    """Returns about how many tok/sec a run makes, within a factor of three: by this machine's peak
-    of matmuls in the type that is trained in, of which an A100 reaches the share that the published
-    speed says, and float32 about half. Each GPU has that peak; the ranks of a CPU share it."""
+    """Returns about how many tok/sec a run makes, within a factor of three.
+
+    It reaches a share of this machine's peak of matmuls in the type that is trained in: in bfloat16
+    the same as on the published A100, in float32 FLOAT32_SHARE. Each GPU has that peak; the ranks
+    of a CPU share one."""
     dtype = trained_in(machine)
     peak = matmul_peak.get(dtype, 0)
     if machine["gpus"]:

@@ -31,8 +31,8 @@ class Fit:
 
     @property
     def changes(self) -> dict[int, int]:
-        """What takes the place of each published size, if one of them doesn't fit. A script of
-        which not even one sequence fits is tried with that, since the prediction may be wrong."""
+        """What takes the place of each published size; nothing where all of them fit. A script of
+        which not even one sequence fits is tried with one, since the prediction may be wrong."""
         if all(batch == published for published, batch in self.largest.items()):
             return {}
         return {published: batch or 1 for published, batch in self.largest.items()}
@@ -85,9 +85,9 @@ def fit_here(setup: Setup, composed: bool) -> Fit | None:
 
 
 def largest_batches(programs: dict[int, Program], results: Path, free: int) -> dict[int, int]:
-    """Returns the largest batch size that fits `free` MiB by prediction, by the published one,
-    which is the most; 0 where none does. That of 01 stays comparable to that of 00. Raises
-    UserError."""
+    """Returns what fits `free` MiB by prediction, by the published batch size: that one, or else
+    the largest power of two; 0 where not even one sequence fits. 01 has at most a
+    comparable_batch(). Raises UserError."""
     batches = {}
     for size, program in programs.items():
         needs = predict(program, results, Sizes(card=free - LOADED)).needs

@@ -218,8 +218,8 @@ class Recorder(TorchDispatchMode):
 
 
 class TracedRun:
-    """Replaces a script's Run: nothing is reported, but the `events` of memory are kept as they are
-    at the end of the epoch, before its sample, which takes less memory than an evaluation."""
+    """Replaces a script's Run. It reports nothing, and keeps the `events` of memory up to the end
+    of the epoch; the sample after that takes less memory than an evaluation."""
 
     def __init__(self, recorder: Recorder):
         self.recorder = recorder
@@ -240,9 +240,9 @@ class TracedRun:
 
 
 def configure(module, options: list[str], batch: int):
-    """Returns a script's Config for what is traced: STEPS steps, and after the first and the last
-    one an evaluation of one batch of each text; where the script may choose its type, in bfloat16.
-    Raises ValueError for a step that is too large."""
+    """Returns a script's Config for what is traced: STEPS steps, with an evaluation of one batch of
+    each text after the first and the last one. A script that may choose its type trains in
+    bfloat16. Raises ValueError for a step that is too large."""
     config = module.configure(["--device", "cpu", *options, "--batch-size", str(batch)])
     tokens = tokens_of_step(config)
     if tokens > MOST_TOKENS:

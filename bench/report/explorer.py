@@ -18,8 +18,9 @@ COMPOSED = "my.py"  # the file of a composed script
 
 
 def choices() -> dict[str, Run]:
-    """Returns what one can choose: the ladder, which ends with 02, and the variants of 01; then
-    what stands in for 02 on a GPU without bfloat16 units. Raises UserError, StackError."""
+    """Returns the scripts of the page by their names: the ladder, which ends with 02, the variants
+    of 01, and what stands in for 02 on a GPU without bfloat16 units. Raises UserError,
+    StackError."""
     scripts = shipped.scripts()
     runs = {
         scripts.canonical(run.script): run.replace(label=f"{run.number} {run.technique}")

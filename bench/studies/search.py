@@ -125,8 +125,8 @@ def explore(
     setup: Setup, scripts: tuple[str, ...], part: Part
 ) -> Generator[Plan, Measurement, Rows]:
     """Yields plans until the part's number of settings of each script were tried. Returns the rows.
-    00, the first one, goes from its own settings on: the best of them are a better start for the
-    others than the published ones."""
+    The search begins with 00 at its default settings. The others begin at the best settings of 00,
+    which are a better start than the published ones."""
     first, *others = scripts
     rows = yield from climb(setup, [default_setting(setup)], part)
     best = ranked(rows, first)[0]
@@ -137,9 +137,9 @@ def explore(
 def climb(
     setup: Setup, starts: list[Setting], part: Part, before: Sequence[Row] = ()
 ) -> Generator[Plan, Measurement, Rows]:
-    """Yields plans with more and more settings, first the `starts`, one for each script, then those
-    around the best ones, until the part's number was tried. What was tried `before` is in each
-    plan, too. Returns the rows."""
+    """Yields plans with more and more settings, until the part's number of each script was tried:
+    first the `starts`, one for each script, then neighbours of the best ones. Each plan has the
+    rows from `before`, too. Returns the rows."""
     settings, new = [setting_of(row.run) for row in before], starts
     while new:
         settings += new
