@@ -5,7 +5,7 @@ import importlib.util
 import re
 from typing import Any, TypedDict
 
-from bench.common import has_option
+from bench.options import has_option
 from gpt_speed.common import UserError
 
 # What a short name of a machine leaves out of the name that the machine gives itself.

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.common import ROOT, relative, tokens_in
+from bench.common import ROOT, relative
+from bench.corpus import tokens_in
 from gpt_speed import children
 from gpt_speed.common import UserError
 

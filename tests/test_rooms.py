@@ -22,6 +22,8 @@ ORDER = {
         "processes",
         "terminal",
         "machine",
+        "options",
+        "corpus",
         "common",
     ],
     "gpt_speed": [

@@ -45,7 +45,8 @@ from bench.analysis.rows import Rows
 from bench.analysis.training import Training
 from bench.catalogue import Run
 from bench.commands.doctor import Doctor, Fits
-from bench.common import BOOK_TOKENS, ELSEWHERE, sha256
+from bench.common import ELSEWHERE, sha256
+from bench.corpus import BOOK_TOKENS
 from bench.measure import launch, run, sizing
 from bench.measure.journal import journal_of, read_journal
 from bench.measure.lock import locked

@@ -7,9 +7,9 @@ from pathlib import Path
 from bench.analysis.folders import machines, rows_in
 from bench.analysis.rows import Row, Rows
 from bench.catalogue import last_published_technique
-from bench.common import has_option
 from bench.measure.journal import read_journal
 from bench.measure.measurement import Measurement
+from bench.options import has_option
 
 
 def is_plain(row: Row) -> bool:

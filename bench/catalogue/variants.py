@@ -8,8 +8,8 @@ from typing import NamedTuple
 from bench.catalogue.recipes import Recipe
 from bench.catalogue.runs import LOSSES, Run
 from bench.catalogue.techniques import effect_on_loss
-from bench.common import option_value, parse_options
 from bench.machine import Machine, lacking
+from bench.options import option_value, parse_options
 from gpt_speed.common import UserError
 from patches import stack
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from bench import processes
 from bench.catalogue import STAGES, Run
 from bench.commands import Command
-from bench.common import BUILD, other_text, relative, tokens_in, write_whole
+from bench.common import BUILD, relative, write_whole
+from bench.corpus import other_text, tokens_in
 from bench.machine import release, trained_in
 from bench.measure.environment import missing_here
 from bench.measure.plan import Setup

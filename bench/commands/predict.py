@@ -6,9 +6,9 @@ from argparse import ArgumentParser, Namespace
 
 from bench.catalogue import GPUS, Run
 from bench.commands import Command
-from bench.common import has_option
 from bench.machine import Machine
 from bench.measure.plan import Setup
+from bench.options import has_option
 from bench.predict import shipped
 from bench.predict.code_hash import code_of
 from bench.predict.forecast import Forecast, Offer, span

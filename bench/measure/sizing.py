@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 from bench import processes
 from bench.catalogue import Run
-from bench.common import BOOK_TOKENS, has_option, tokens_in
+from bench.corpus import BOOK_TOKENS, tokens_in
 from bench.machine import Machine, trained_in
 from bench.measure.plan import Job, Measurable, Plan, Setup
 from bench.measure.records import Result, comparison_point, tokens_per_step
+from bench.options import has_option
 from gpt_speed.cards import A100_FLOPS
 from gpt_speed.common import UserError
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from bench import processes
 from bench.catalogue import FLOAT16
-from bench.common import has_option, without_options
 from bench.machine import in_float16, trained_in
 from bench.measure.plan import Setup
+from bench.options import has_option, without_options
 from bench.predict.prediction import largest_that_fits
 from bench.predict.program import Program, program_of
 from bench.predict.store import Sizes, predict

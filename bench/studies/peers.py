@@ -11,11 +11,12 @@ from bench import processes
 from bench.analysis.limit import limit_of
 from bench.analysis.rows import Row, Rows
 from bench.catalogue import Run
-from bench.common import ROOT, has_option, relative, sha256
+from bench.common import ROOT, relative, sha256
 from bench.machine import lacking
 from bench.measure.measurement import Measurement
 from bench.measure.plan import Plan, Setup
 from bench.measure.sizing import with_batch
+from bench.options import has_option
 from bench.report.notes import WIDE_LEGEND, machine_note
 from bench.report.pictures import (
     COLOURS,

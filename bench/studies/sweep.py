@@ -5,10 +5,10 @@ from itertools import chain, pairwise
 
 from bench.analysis.rows import Rows
 from bench.catalogue import Run
-from bench.common import has_option
 from bench.machine import Machine
 from bench.measure.plan import TOKENS, Growth, Plan, Setup
 from bench.measure.records import Status
+from bench.options import has_option
 from bench.report.notes import machine_note, peak_note
 from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR
 from bench.studies import Plans, Study
