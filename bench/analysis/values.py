@@ -30,10 +30,3 @@ def subtract(a: float | None, b: float | None) -> float | None:
     if a is None or b is None:
         return None
     return a - b
-
-
-def product(a: float | None, b: float | None) -> float | None:
-    """Returns a * b; None where one of them isn't known."""
-    if a is None or b is None:
-        return None
-    return a * b
