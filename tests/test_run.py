@@ -51,7 +51,7 @@ from bench.measure import launch, run, sizing
 from bench.measure.journal import journal_of, read_journal
 from bench.measure.lock import locked
 from bench.measure.measurement import data_of
-from bench.measure.plan import SCRATCH, Growth, Job
+from bench.measure.plan import SCRATCH, EqualSteps, Growth, Job, WholeScript
 from bench.measure.records import Status
 from bench.measure.run import Resume
 from bench.measure.sizing import RATE_SECONDS, in_words, seconds_left
@@ -384,6 +384,7 @@ def refuse_option(place):
         (on_another(compiles=False), REQUIRED, "compiles: True, here: False"),
         (dict(tokens=1), REQUIRED, "with other settings: tokens"),
         (dict(targets={"best": 1.0}), REQUIRED, "with other settings: targets"),
+        (dict(full_length=True), REQUIRED, "with other settings: full_length"),
         (refuse_option, REQUIRED, "unrecognized"),
         (meta(""), NEVER, "meta.json is damaged"),
         (meta('{"tokens": {"train": "x"}}'), NEVER, "meta.json is damaged"),
@@ -398,6 +399,7 @@ def refuse_option(place):
         "compiler",
         "length",
         "targets",
+        "whole scripts",
         "an unknown option",
         "empty meta.json",
         "damaged meta.json",
@@ -420,9 +422,8 @@ def test_what_is_refused_leaves_what_was_there(place, plan, change, resume, says
 
 def test_runs_of_other_epochs_are_refused(place):
     """As of a report on a GPU, which trains for one: longer runs aren't lost to it."""
-    place.run(place.plan("a"), rounds=2)
-    shorter = place.plan("a")
-    shorter.epochs = 1
+    place.run(place.plan("a", full_length=True), rounds=2)
+    shorter = place.plan("a", full_length=True, epochs=1)
     with pytest.raises(UserError, match="with other settings: epochs"):
         place.run(shorter, resume=IF_ANY)
     (kept,) = read_journal(place.path)
@@ -1000,14 +1001,14 @@ def test_length():
     ranks = plan_with(expected=500, processes=4)
     options, _ = length(ranks, 4096)
     assert (options["--max-tokens"], options["--eval-freq"]) == (10 * 4096, 9)
-    ranks.min_steps = 12
+    ranks.length = EqualSteps(10_000, min_steps=12)
     assert length(ranks, 4096)[0]["--max-tokens"] == 12 * 4096
 
 
 def test_a_length_in_epochs():
     """Of the text; on a CPU a script ends by its own limit before."""
     whole = plan_with(expected=500)
-    whole.full_length, whole.tokens, whole.epochs = True, None, 2
+    whole.length = WholeScript(epochs=2)
     options, seconds = length(whole)
     assert options == {"--epochs": 2}
     assert seconds == pytest.approx(40 + 2 * BOOK_TOKENS / 1000)

@@ -31,7 +31,7 @@ from bench.analysis.rows import Rows
 from bench.catalogue import Scripts
 from bench.catalogue.variants import at_dropout_of
 from bench.common import ROOT
-from bench.measure.plan import SCRATCH, Growth, Plan
+from bench.measure.plan import SCRATCH, EqualSteps, Growth, Plan, WholeScript
 from bench.report import scripts
 from bench.report.pictures import picture_bytes
 from bench.report.showable import excerpts_of, text_of
@@ -205,7 +205,7 @@ def test_the_ladder_and_its_length(tmp_path):
     names = [run.name for run in plan.runs]
     assert [run.compared_to for run in plan.runs] == [None, *names[:-1]]
     assert (names[0], names[-1]) == (FIRST, "15-kept-memory")  # 02 needs two GPUs
-    assert plan.tokens == 393_216
+    assert plan.length.tokens == 393_216
     last = plan_for(tmp_path, "ladder", machine=GPUS).runs[-1]
     assert (last.name, last.processes, last.published) == (DDP, 4, 419_259)
     plan = plan_for(tmp_path, "ladder", "--techniques 0,5-6")
@@ -217,7 +217,7 @@ def test_the_ladder_and_its_length(tmp_path):
     setup = setup_for(tmp_path, "ladder")
     setup.args.max_tokens = 99
     (plan,) = STUDIES["ladder"].plans(setup)
-    assert (plan.tokens, plan.min_steps) == (99, 1)
+    assert plan.length == EqualSteps(99, 1)
 
 
 def test_leave_one_out(tmp_path):
@@ -382,7 +382,7 @@ def test_a_variant_is_measured_once(tmp_path, capsys, names, label):
 
 def test_sweeps(tmp_path):
     plan = plan_for(tmp_path, "sweep", "batch", MACHINE)
-    assert (plan.growth, plan.min_steps) == (Growth(2, None), 24)
+    assert (plan.growth, plan.length.min_steps) == (Growth(2, None), 24)
     assert [run.label for run in plan.runs[:3]] == ["batch 1", "batch 2", "batch 4"]
     plan = plan_for(tmp_path, "sweep", "context", MACHINE)
     assert plan.growth == Growth(1, None)
@@ -439,7 +439,7 @@ def test_stages_are_the_three_scripts_as_they_stand(tmp_path):
     scripts = [ROOT / name for name in (stack.FIRST, stack.LAST, stack.DDP)]
     assert [run.script for run in plan.runs] == scripts
     assert [run.compared_to for run in plan.runs] == [None, FIRST, LAST]
-    assert (plan.full_length, plan.tokens) == (True, None)
+    assert plan.length == WholeScript()
     assert {run.options for run in plan.runs} == {()}
 
 
@@ -478,7 +478,7 @@ def test_how_long_stages_train(tmp_path, gpus, in_report, args, epochs):
     setup.in_report = in_report
     vars(setup.args).update(args)
     plan = next(STUDIES["stages"].plans(setup))
-    assert (plan.epochs, plan.tokens) == (epochs, args.get("max_tokens"))
+    assert plan.length == WholeScript(epochs, args.get("max_tokens"))
 
 
 def test_the_notes_of_stages_say_how_many_epochs(tmp_path):

@@ -3,7 +3,7 @@
 import argparse
 import random
 from collections.abc import Generator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,27 +49,55 @@ class Growth:
     limit_gb: float | None = None  # a run that would take more by this estimate isn't tried
 
 
+@dataclass(frozen=True)
+class EqualSteps:
+    """How runs end that are compared step by step: all train for equally many steps."""
+
+    # Of each process, at least; losses are compared after them (None: at the end of each run).
+    tokens: int | None = None
+    min_steps: int = 1  # where these tokens are fewer
+
+    @property
+    def loss_tokens(self) -> int | None:
+        """After how many tokens losses are compared; None: at the end of each run."""
+        return self.tokens
+
+
+@dataclass(frozen=True)
+class WholeScript:
+    """How runs end that are compared as a whole: where their scripts do, unless what follows ends
+    them before."""
+
+    epochs: int | None = None  # None: as many as the script has
+    tokens: int | None = None  # of each process, in all
+    # Validation losses, by what they are in words. The lowest one ends a run.
+    targets: dict[str, float] = field(default_factory=dict)
+    log_tokens: int | None = None  # from one log line to the next; None: as the script has it
+
+    @property
+    def loss_tokens(self) -> int | None:
+        """After how many tokens losses are compared; None: at the end of each run."""
+        if self.targets:
+            return None
+        return self.tokens
+
+
+PlanLength = EqualSteps | WholeScript
+
+
 @dataclass
 class Plan:
     """Runs that are compared, the baseline first, and how each of them runs."""
 
     runs: list[Run]
     kind: str = ""  # what sets it apart in its study, such as "gpt2-medium"
+    length: PlanLength = EqualSteps()
     rounds: int | None = None  # None: as many as the study has
-    # Training tokens per process. All runs train for at least so many, and their losses are
-    # compared after them (None: at the end of each run). A run of `full_length` ends after them.
-    tokens: int | None = None
-    epochs: int | None = None  # of a run of `full_length`; None: as many as its script has
     seed_noise: int = 0  # further runs of the baseline in each round, with seeds of their own
     order: int | None = None  # seed of the order of runs in each round; None: as they stand here
-    full_length: bool = False  # a run ends where its script does, not after equally many steps
     cold_rounds: int = 1  # so many rounds compile again: their first step tells how long that takes
     first_seed: int = SEED
     new_seeds: bool = False  # round k has the seed first_seed + k - 1; else all have first_seed
-    log_tokens: int | None = None  # from one log line to the next, in runs of `full_length`
-    # Validation losses, by what they are in words. The lowest one ends a run.
-    targets: dict[str, float] = field(default_factory=dict)
-    min_steps: int = 1  # of every run, where `tokens` are fewer
     growth: Growth | None = None  # where sizes grow until one doesn't fit
     # The batch sizes that take the place of published ones, where those don't fit the GPU.
     batches: dict[int, int] = field(default_factory=dict)
@@ -120,16 +148,26 @@ class Plan:
 
     @property
     def loss_tokens(self) -> int | None:
-        """Where losses are compared; None: at a run's end."""
-        return None if self.targets else self.tokens
+        """After how many tokens losses are compared; None: at the end of each run."""
+        return self.length.loss_tokens
+
+    @property
+    def targets(self) -> dict[str, float]:
+        """The validation losses that its runs are timed to; {}: none."""
+        if isinstance(self.length, WholeScript):
+            return self.length.targets
+        return {}
 
     def as_json(self) -> dict:
         """Returns it for a journal, with the names of the scripts."""
-        return asdict(self) | dict(runs=[run_as_json(run) for run in self.runs])
+        plan = asdict(self)
+        del plan["length"]
+        return plan | length_as_json(self.length) | dict(runs=[*map(run_as_json, self.runs)])
 
     @classmethod
     def from_json(cls, plan: dict) -> "Plan":
         """Returns the plan of a journal. Raises one of common.DAMAGE for something else."""
+        others = {name: value for name, value in plan.items() if name not in LENGTH_FIELDS}
         runs = [Run(**run) for run in plan["runs"]]
         runs = [run.replace(options=tuple(run.options)) for run in runs]
         growth = None
@@ -137,17 +175,37 @@ class Plan:
             growth = Growth(**plan["growth"])
         # JSON has the names of fields as texts.
         batches = {int(size): batch for size, batch in plan["batches"].items()}
-        return cls(**plan | dict(runs=runs, growth=growth, batches=batches))
+        length = length_from_json(plan)
+        return cls(**others | dict(runs=runs, growth=growth, batches=batches, length=length))
+
+
+# In a journal a plan has the fields of both lengths, and which of them is meant.
+LENGTH_FIELDS = {"full_length", *asdict(EqualSteps()), *asdict(WholeScript())}
+
+
+def length_as_json(length: PlanLength) -> dict:
+    which = dict(full_length=isinstance(length, WholeScript))
+    return asdict(EqualSteps()) | asdict(WholeScript()) | asdict(length) | which
+
+
+def length_from_json(plan: dict) -> PlanLength:
+    """Returns the length of a journal's plan, maybe an older one that lacks a field. Raises one of
+    common.DAMAGE for something else."""
+    kind: type[PlanLength] = EqualSteps
+    if plan["full_length"]:
+        kind = WholeScript
+    names = [part.name for part in fields(kind)]
+    return kind(**{name: plan[name] for name in names if name in plan})
 
 
 def run_as_json(run: Run) -> dict:
     """Returns the fields of a run that aren't the defaults; files by their names."""
     default = asdict(Run("", ""))
-    fields = {name: value for name, value in asdict(run).items() if value != default[name]}
-    for name, value in fields.items():
+    changed = {name: value for name, value in asdict(run).items() if value != default[name]}
+    for name, value in changed.items():
         if isinstance(value, Path):
-            fields[name] = value.name
-    return fields
+            changed[name] = value.name
+    return changed
 
 
 @dataclass

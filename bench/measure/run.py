@@ -5,7 +5,7 @@ import shlex
 import time
 import zlib
 from collections.abc import Generator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from enum import Enum, auto
 from pathlib import Path
 
@@ -133,9 +133,9 @@ def cannot_resume(path: Path, difference: str, resume: Resume) -> UserError:
 def other_settings(earlier: Plan, plan: Plan) -> str | None:
     """Returns the first field in which a plan differs from an earlier one, though it mustn't; None
     if there is none."""
-    names = [field.name for field in fields(plan) if field.name not in MAY_DIFFER]
-    for name in names:
-        if getattr(earlier, name) != getattr(plan, name):
+    settings = plan.as_json()
+    for name, value in earlier.as_json().items():
+        if name not in MAY_DIFFER and value != settings[name]:
             return f"with other settings: {name}"
     return None
 

@@ -15,7 +15,7 @@ from bench import processes
 from bench.catalogue import Run
 from bench.corpus import BOOK_TOKENS, tokens_in
 from bench.machine import Machine, trained_in
-from bench.measure.plan import Job, Measurable, Plan, Setup
+from bench.measure.plan import EqualSteps, Job, Measurable, Plan, Setup, WholeScript
 from bench.measure.records import Result, comparison_point, tokens_per_step
 from bench.options import has_option
 from gpt_speed.cards import A100_FLOPS
@@ -132,10 +132,12 @@ def lengths_of(
 ) -> dict[str, Length]:
     """Returns how long each run trains that has a configuration, by its name."""
     runs = [run for run in plan.runs if run.name in configs]
-    if plan.full_length:
-        extents = {run.name: whole_script(run, plan, setup, configs[run.name]) for run in runs}
+    if isinstance(plan.length, WholeScript):
+        extents = {
+            run.name: whole_script(run, plan.length, setup, configs[run.name]) for run in runs
+        }
     else:
-        extents = equal_steps(runs, plan, configs)
+        extents = equal_steps(runs, plan.length, configs, may_differ=plan.growth is not None)
     lengths = {}
     for run in runs:
         extent = extents[run.name]
@@ -152,26 +154,28 @@ class Extent(NamedTuple):
     options: tuple
 
 
-def equal_steps(runs: list[Run], plan: Plan, configs: dict[str, dict]) -> dict[str, Extent]:
-    """Returns the extents of runs that all train for as many steps, so that they can be compared,
-    unless sizes grow; by their names."""
-    steps = {run.name: steps_of(run, plan, configs[run.name]) for run in runs}
-    if steps and not plan.growth:
+def equal_steps(
+    runs: list[Run], length: EqualSteps, configs: dict[str, dict], may_differ: bool
+) -> dict[str, Extent]:
+    """Returns the extents of runs, by their names: as many steps for all as the longest one needs.
+    Where sizes grow, they `may_differ`."""
+    steps = {run.name: steps_of(run, length, configs[run.name]) for run in runs}
+    if steps and not may_differ:
         steps = dict.fromkeys(steps, max(steps.values()))
-    return {run.name: some_steps(run, plan, configs[run.name], steps[run.name]) for run in runs}
+    return {run.name: some_steps(run, length, configs[run.name], steps[run.name]) for run in runs}
 
 
-def steps_of(run: Run, plan: Plan, config: dict) -> int:
-    """Returns how many steps a run needs for the plan's tokens, or has at least."""
-    tokens = (plan.tokens or 0) * run.processes
-    return max(plan.min_steps, math.ceil(tokens / tokens_per_step(config, run.processes)))
+def steps_of(run: Run, length: EqualSteps, config: dict) -> int:
+    """Returns how many steps a run needs."""
+    tokens = (length.tokens or 0) * run.processes
+    return max(length.min_steps, math.ceil(tokens / tokens_per_step(config, run.processes)))
 
 
-def some_steps(run: Run, plan: Plan, config: dict, steps: int) -> Extent:
+def some_steps(run: Run, length: EqualSteps, config: dict, steps: int) -> Extent:
     """Returns the extent of a run of at least so many steps, with a log line where losses are
     compared."""
     per_step = tokens_per_step(config, run.processes)
-    compared_at = comparison_point((plan.tokens or 0) * run.processes, per_step)
+    compared_at = comparison_point((length.tokens or 0) * run.processes, per_step)
     tokens = max(compared_at, steps * per_step)
     # Log lines come after 1, 1 + eval_freq, 1 + 2 * eval_freq ... steps.
     eval_freq = compared_at // per_step - 1
@@ -181,23 +185,22 @@ def some_steps(run: Run, plan: Plan, config: dict, steps: int) -> Extent:
     return Extent(tokens, options)
 
 
-def whole_script(run: Run, plan: Plan, setup: Setup, config: dict) -> Extent:
-    """Returns the extent of a run that is as long as its script, or has the plan's epochs or
-    tokens."""
+def whole_script(run: Run, length: WholeScript, setup: Setup, config: dict) -> Extent:
+    """Returns the extent of a run that ends as its script does, unless its length ends it."""
     tokens = DEMO_TOKENS
     options: tuple = ()
-    if plan.epochs:
-        options += ("--epochs", plan.epochs)
-    if plan.tokens:
-        tokens = plan.tokens * run.processes
+    if length.epochs:
+        options += ("--epochs", length.epochs)
+    if length.tokens:
+        tokens = length.tokens * run.processes
         options += ("--max-tokens", tokens)
     elif setup.device == "cuda":
-        tokens = (plan.epochs or config["epochs"]) * tokens_per_epoch(setup.data)
-    if plan.log_tokens:
-        log_steps = plan.log_tokens // tokens_per_step(config, run.processes)
+        tokens = (length.epochs or config["epochs"]) * tokens_per_epoch(setup.data)
+    if length.log_tokens:
+        log_steps = length.log_tokens // tokens_per_step(config, run.processes)
         options += ("--eval-freq", max(1, log_steps))
-    if plan.targets:  # one of them, or the tokens, ends the run
-        options += ("--target-loss", min(plan.targets.values()), *WITHOUT_END)
+    if length.targets:  # one of them, or the tokens, ends the run
+        options += ("--target-loss", min(length.targets.values()), *WITHOUT_END)
     return Extent(tokens, options)
 
 

@@ -192,8 +192,8 @@ def full_notes(rows: Rows, length: str | None = None) -> list[str]:
     """Returns what stands below a bench.report.tables.full_table; `length`, if it isn't the
     plan's, is that of a run."""
     plan, noise, peak = rows.measured.plan, rows[0].seed_noise, peak_note(rows.measured.peak)
-    if not length and plan.tokens:
-        length = f"{plan.tokens:,} tokens"
+    if not length and plan.length.tokens:
+        length = f"{plan.length.tokens:,} tokens"
     speedups = speedup_note(rows)
     if noise is not None:
         seeds = len(rows[0].losses_by_seed)

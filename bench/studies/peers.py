@@ -14,7 +14,7 @@ from bench.catalogue import Run
 from bench.common import ROOT, relative, sha256
 from bench.machine import lacking
 from bench.measure.measurement import Measurement
-from bench.measure.plan import Plan, Setup
+from bench.measure.plan import EqualSteps, Plan, Setup
 from bench.measure.sizing import with_batch
 from bench.options import has_option
 from bench.report.notes import WIDE_LEGEND, machine_note
@@ -286,9 +286,9 @@ def plan_of(runs: list[Run], setup: Setup) -> Plan:
     if setup.args.largest:
         kind, steps = f"largest-{kind}", steps // 2
     if setup.args.max_tokens:
-        return Plan(runs, kind, tokens=setup.args.max_tokens)
+        return Plan(runs, kind, EqualSteps(setup.args.max_tokens))
     # A log line after the first step, and one at the end.
-    return Plan(runs, kind, tokens=1, min_steps=steps)
+    return Plan(runs, kind, EqualSteps(1, steps))
 
 
 def equal_runs(programs: list[Run], setup: Setup) -> list[Run]:

@@ -101,7 +101,7 @@ class Scaling(Study):
         machine, sizes = setup.machine, setup.args.sizes
         runs = [base, *(with_processes(size, ddp, machine) for size in sizes)]
         runs = [with_cores(run, cores_of_each(sizes, machine)) for run in runs]
-        yield Plan(runs, **self.length(setup))
+        yield Plan(runs, length=self.length(setup))
 
     def cores(self, run: Run) -> int | None:
         return run.facts["cores"]

@@ -17,7 +17,7 @@ from bench.catalogue import Run
 from bench.common import relative
 from bench.measure.journal import journal_of, newest, read_journal
 from bench.measure.measurement import Measurement
-from bench.measure.plan import Plan, Setup
+from bench.measure.plan import Plan, Setup, WholeScript
 from bench.measure.sizing import configurations, tokens_per_epoch
 from bench.report.notes import machine_note
 from bench.report.tables import RUN, SPEED
@@ -105,20 +105,17 @@ def next_settings(tried: list[Setting], count: int) -> list[Setting]:
     return []
 
 
-def whole_runs(runs: list[Run], kind: str, **fields) -> Plan:
+def whole_runs(runs: list[Run], kind: str, length: WholeScript, **fields) -> Plan:
     """Returns a plan of whole runs with a new seed in each round, with further fields of Plan."""
-    return Plan(runs, kind, full_length=True, new_seeds=True, **fields)
+    return Plan(runs, kind, length, new_seeds=True, **fields)
 
 
 def plan_of_part(part: Part, settings: list[Setting], setup: Setup) -> Plan:
     """Returns the plan of a part of a search with these settings."""
-    return whole_runs(
-        [run_at(setting, setup) for setting in settings],
-        part.kind,
-        tokens=(setup.args.max_tokens or tokens_per_epoch(setup.data)) // part.divisor,
-        log_tokens=LOG_TOKENS[setup.device],
-        **TUNING,
-    )
+    runs = [run_at(setting, setup) for setting in settings]
+    epoch = setup.args.max_tokens or tokens_per_epoch(setup.data)
+    length = WholeScript(tokens=epoch // part.divisor, log_tokens=LOG_TOKENS[setup.device])
+    return whole_runs(runs, part.kind, length, **TUNING)
 
 
 def explore(
@@ -150,14 +147,14 @@ def climb(
     return rows
 
 
-def read_search(setup: Setup) -> tuple[list[Setting], dict]:
-    """Returns the best settings of each script, 00's first, and the target and the length of
-    runs to it, as fields of Plan. Raises UserError where there is no whole search, or one
-    that was measured in another way, OSError."""
+def read_search(setup: Setup) -> tuple[list[Setting], WholeScript]:
+    """Returns the best settings of each script, 00's first, and the length of runs to the target
+    that it found. Raises UserError where there is no whole search, or one that was measured in
+    another way, OSError."""
     path = journal_of(setup.results, "search")
     by_kind = {part.kind: part for part in newest(read_journal(path))}
     last = by_kind.get("epoch")
-    if not last or not last.plan.tokens or last.jobs_left() or Rows(last)[0].error:
+    if not last or not last.plan.length.tokens or last.jobs_left() or Rows(last)[0].error:
         raise UserError("there is no whole search: python measure.py search, or search --resume")
     rows = Rows(last)
     different = last.differs_from(setup)
@@ -167,7 +164,12 @@ def read_search(setup: Setup) -> tuple[list[Setting], dict]:
         )
     settings = [setting_of(row.run) for row in rows if not row.error]
     targets = {EPOCH_LOSS: rows[0].lowest_val_loss}
-    return settings, dict(targets=targets, tokens=LIMIT * last.plan.tokens)
+    length = WholeScript(
+        targets=targets,
+        tokens=LIMIT * last.plan.length.tokens,
+        log_tokens=LOG_TOKENS[setup.device],
+    )
+    return settings, length
 
 
 class Search(Study):

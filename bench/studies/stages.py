@@ -6,7 +6,7 @@ from bench.analysis.rows import Rows
 from bench.catalogue import EPOCHS, STAGES, Run, chained
 from bench.common import ROOT
 from bench.machine import in_float16
-from bench.measure.plan import Plan, Setup
+from bench.measure.plan import Plan, Setup, WholeScript
 from bench.predict.batches import batches_that_fit
 from bench.report.notes import full_notes
 from bench.report.scripts import (
@@ -50,7 +50,7 @@ class Stages(Study):
             epochs = EPOCHS_IN_REPORT
         if tokens:
             epochs = None  # the tokens alone say how long a run is
-        yield Plan(runs, full_length=True, tokens=tokens, epochs=epochs)
+        yield Plan(runs, length=WholeScript(epochs, tokens))
 
     def batches(self, setup: Setup) -> dict[int, int]:
         """Returns other batch sizes where scripts are composed, which need less memory."""
@@ -59,10 +59,10 @@ class Stages(Study):
         return setup.batches
 
     def notes(self, rows: Rows) -> list[str]:
-        epochs = rows.measured.plan.epochs
-        if not epochs:
-            return full_notes(rows)
-        return full_notes(rows, counted(epochs, "epoch"))
+        length = rows.measured.plan.length
+        if isinstance(length, WholeScript) and length.epochs:
+            return full_notes(rows, counted(length.epochs, "epoch"))
+        return full_notes(rows)
 
     def excerpts(self, rows: Rows) -> dict[str, list[Table]]:
         return {"stages": [scripts_table(latest_figures(rows))]}

@@ -1,6 +1,7 @@
 """What fits, and how fast: speed and memory over batch sizes and context lengths."""
 
 from argparse import ArgumentParser
+from dataclasses import replace
 from itertools import chain, pairwise
 
 from bench.analysis.rows import Rows
@@ -46,8 +47,8 @@ class Sweep(Study):
         script = setup.scripts.stage("01").replace(published=None)
         runs = [run_of_size(script, size) for size in sizes]
         growth = Growth(GROWTH[what], memory_limit(setup.machine))
-        length = self.length(setup) | dict(min_steps=MIN_STEPS[device])
-        yield Plan(runs, what, cold_rounds=0, growth=growth, **length)
+        length = replace(self.length(setup), min_steps=MIN_STEPS[device])
+        yield Plan(runs, what, length, cold_rounds=0, growth=growth)
 
     def tables(self, rows: Rows) -> list[Table]:
         """Returns speed and memory of each size that was tried, and of the first one that wasn't,

@@ -54,7 +54,9 @@ class Variants(Study):
             runs = trainer_runs(setup)
         else:
             runs = variant_runs(setup, group, names)
-        yield Plan(runs, group or "", seed_noise=2, cold_rounds=EVERY_ROUND, **self.length(setup))
+        yield Plan(
+            runs, group or "", seed_noise=2, cold_rounds=EVERY_ROUND, length=self.length(setup)
+        )
 
     def imports(self, run: Run) -> list[Path]:
         """Returns 00 for Trainer's runs, which read tokens, evaluate and measure by it."""

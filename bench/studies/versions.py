@@ -16,7 +16,7 @@ from bench.analysis.rows import Row, Rows
 from bench.catalogue import Run
 from bench.machine import release
 from bench.measure.measurement import Measurement
-from bench.measure.plan import Plan, Setup
+from bench.measure.plan import Plan, Setup, WholeScript
 from bench.measure.records import Record
 from bench.report.notes import machine_note, speedup_note
 from bench.report.pictures import Bar, draw_bars, place_of, rows_of_panels, script_colour
@@ -175,7 +175,7 @@ def check_plan(setup: Setup, environments: list[Environment]) -> Plan:
         cores = 1
     checked = checked.replace(name=check_name(checked), facts=dict(cores=cores, is_check=True))
     runs = [environment.run(checked) for environment in environments]
-    return Plan(runs, CHECK, rounds=1, full_length=True)
+    return Plan(runs, CHECK, WholeScript(), rounds=1)
 
 
 def training_plan(study: Study, setup: Setup, environments: list[Environment]) -> Plan:
@@ -186,7 +186,7 @@ def training_plan(study: Study, setup: Setup, environments: list[Environment]) -
         script = setup.scripts.stage(stage)
         first, *others = [environment.run(script) for environment in environments]
         runs += [first, *(run.replace(compared_to=first.name) for run in others)]
-    return Plan(runs, **study.length(setup))
+    return Plan(runs, length=study.length(setup))
 
 
 def check_name(run: Run) -> str:
