@@ -72,7 +72,8 @@ def draw_folder(results: Path) -> None:
     if not pictures:
         print(f"Nothing to draw: {relative(results)} has no complete run.")
         return
-    for name, content in {"summary.md": summary.encode(), **pictures}.items():
+    files: dict[str, str | bytes] = {"summary.md": summary, **pictures}
+    for name, content in files.items():
         write_whole(results / name, content)
         print(relative(results / name))
 
