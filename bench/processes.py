@@ -100,5 +100,5 @@ def prepare_tokens(folder: Path) -> None:
     if tokens_in(folder):
         return
     print(f"No tokens in {relative(folder)}: running data/prepare.py", flush=True)
-    command = [ROOT / "data" / "prepare.py", "--out", folder.resolve()]
+    command: list[str | Path] = [ROOT / "data" / "prepare.py", "--out", folder.resolve()]
     print(ask(command, seconds=PREPARE_SECONDS), end="", flush=True)

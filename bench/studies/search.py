@@ -10,6 +10,7 @@ from argparse import SUPPRESS, ArgumentParser
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench.analysis.rows import Row, Rows
 from bench.analysis.tuning import EPOCH_LOSS, Setting, setting_of
@@ -28,6 +29,7 @@ from gpt_speed.tables import Column, Table
 
 # Fields of a Plan whose runs choose settings; reported times have other seeds.
 TUNING: dict = dict(first_seed=1, cold_rounds=0)
+NO_SEARCH = "there is no whole search: python measure.py search, or search --resume"
 LIMIT = 2  # epochs without the target, after which a run is ended
 LOG_TOKENS = {"cuda": 40_960, "cpu": 16_384}  # from one log line to the next
 
@@ -152,24 +154,30 @@ def read_search(setup: Setup) -> tuple[list[Setting], WholeScript]:
     that it found. Raises UserError where there is no whole search, or one that was measured in
     another way, OSError."""
     path = journal_of(setup.results, "search")
-    by_kind = {part.kind: part for part in newest(read_journal(path))}
-    last = by_kind.get("epoch")
-    if not last or not last.plan.length.tokens or last.jobs_left() or Rows(last)[0].error:
-        raise UserError("there is no whole search: python measure.py search, or search --resume")
+    last = whole_search(path)
     rows = Rows(last)
+    target, epoch = rows[0].lowest_val_loss, last.plan.length.tokens
+    if rows[0].error or target is None or not epoch:
+        raise UserError(NO_SEARCH)
     different = last.differs_from(setup)
     if different:
         raise UserError(
             f"{relative(path)} was measured {different}: search again, or use another --results-dir"
         )
     settings = [setting_of(row.run) for row in rows if not row.error]
-    targets = {EPOCH_LOSS: rows[0].lowest_val_loss}
-    length = WholeScript(
-        targets=targets,
-        tokens=LIMIT * last.plan.length.tokens,
-        log_tokens=LOG_TOKENS[setup.device],
-    )
+    log_tokens = LOG_TOKENS[setup.device]
+    length = WholeScript(targets={EPOCH_LOSS: target}, tokens=LIMIT * epoch, log_tokens=log_tokens)
     return settings, length
+
+
+def whole_search(journal: Path) -> Measurement:
+    """Returns the last part of the newest search. Raises UserError where that isn't finished,
+    OSError."""
+    parts = {part.kind: part for part in newest(read_journal(journal))}
+    last = parts.get("epoch")
+    if not last or last.jobs_left():
+        raise UserError(NO_SEARCH)
+    return last
 
 
 class Search(Study):
