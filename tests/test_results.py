@@ -78,7 +78,7 @@ def test_a_ladder_whose_first_script_failed(tmp_path):
         runs = [dict(name="a", error="it broke"), *rest]
         write_journal(tmp_path / name, "ladder", plan_of("a", "b", "c"), runs)
     folders, (c,) = answer(tmp_path)
-    assert all(folder.endswith(" a: it broke.") for folder in folders) and c[0] == "c"
+    assert all(folder.endswith(" a: failed: it broke.") for folder in folders) and c[0] == "c"
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,7 @@ def test_all_that_is_left_is_known_at_each_step(tmp_path, machine):
     for plan, _ in carry_out(Search(), setup, landscape()):
         plans[plan.kind] = replace(plan, rounds=1)
         later = Search().later(setup, plan)
-        assert all(other.tokens for other in later)
+        assert all(other.length.tokens for other in later)
         counts.append(
             sum(len(other.jobs()) for other in plans.values())
             + sum(len(other.runs) for other in later)
