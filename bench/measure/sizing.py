@@ -62,7 +62,8 @@ def read_configurations(requests: list) -> list[dict]:
         messages = io.StringIO()
         try:
             with contextlib.redirect_stdout(messages), contextlib.redirect_stderr(messages):
-                config = runpy.run_path(script)["configure"](options)
+                functions = runpy.run_path(script)
+                config = functions["configure"](functions["read_options"](options))
             answers.append({name: getattr(config, name, None) for name in CONFIGURATION})
         except SystemExit:  # argparse has printed why
             answers.append({"error": processes.error_line(messages.getvalue())})
