@@ -61,7 +61,7 @@ class Stages(Study):
     def notes(self, rows: Rows) -> list[str]:
         length = rows.measured.plan.length
         if isinstance(length, WholeScript) and length.epochs:
-            return full_notes(rows, counted(length.epochs, "epoch"))
+            return full_notes(rows, f"{counted(length.epochs, 'epoch')} per run")
         return full_notes(rows)
 
     def excerpts(self, rows: Rows) -> dict[str, list[Table]]:
