@@ -9,7 +9,7 @@ PYTHON := .venv/bin/python
 ENVIRONMENT := .venv/complete
 TESTS := .venv/tests
 endif
-NPROC := "$(PYTHON)" -m bench.measure.environment rank_count
+NPROC := "$(PYTHON)" -m bench.measure.hardware rank_count
 
 MINUTES := 25
 STUDIES :=

@@ -28,17 +28,16 @@ def run_subcommand() -> int:
     """Runs what the command line names; returns the exit code. Raises UserError, StackError,
     OSError."""
     argv = sys.argv[1:]
-    own, options = cut_at_dashes(argv)
-    args = make_parser().parse_args(own)
+    words, options = cut_at_dashes(argv)
+    args = make_parser().parse_args(words)
     children.on_signals(children.interrupt)
     try:
         return run(args, options)
     except children.Interrupted as interruption:
         is_study = isinstance(args.subcommand, Study)
-        words = argv
         if is_study and interruption.can_resume and "--resume" not in argv:
-            words = [args.command, "--resume", *argv[1:]]
-        print(f"interrupted; to go on: python measure.py {shlex.join(words)}", file=sys.stderr)
+            argv.insert(1, "--resume")  # behind the study's name
+        print(f"interrupted; to go on: python measure.py {shlex.join(argv)}", file=sys.stderr)
         return 128 + interruption.args[0]
 
 
@@ -46,8 +45,8 @@ def cut_at_dashes(argv: list[str]) -> tuple[list[str], list[str]]:
     """Returns the words before "--", and those behind it, which are for every script."""
     if "--" not in argv:
         return argv, []
-    cut = argv.index("--")
-    return argv[:cut], argv[cut + 1 :]
+    dashes = argv.index("--")
+    return argv[:dashes], argv[dashes + 1 :]
 
 
 if __name__ == "__main__":

@@ -16,10 +16,17 @@ from pathlib import Path
 from bench.catalogue import published_source
 from bench.common import ROOT, relative, write_whole
 from bench.report.pictures import draw_all, load_pyplot, picture_bytes
-from bench.report.scripts import draw_scripts, latest_runs, scripts_table
+from bench.report.scripts import (
+    ScriptFigures,
+    draw_scripts,
+    latest_runs,
+    left_out,
+    script_runs,
+    scripts_table,
+)
 from bench.studies import all_studies
 from bench.terminal import exit_code_of
-from gpt_speed.common import UserError
+from gpt_speed.common import UserError, counted
 from gpt_speed.tables import markdown
 
 
@@ -54,21 +61,41 @@ def draw_results(argv: list[str] | None) -> int:
 def draw_folder(results: Path) -> None:
     """Writes the pictures of a folder of results and their summary into it, and prints that. Raises
     UserError, StackError, OSError."""
-    scripts, source = latest_runs(results), published_source()
-    summary = (
-        f"{markdown(scripts_table(scripts))}\nPublished figures: {source['gpu']},"
-        f" PyTorch {source['pytorch']}; <{source['source']}>\n"
-    )
-    files: dict[str, str | bytes] = {**draw_all(all_studies(), results)}
-    if scripts:  # also those that were started by hand
-        files["stages.png"] = picture_bytes(draw_scripts(scripts))
+    runs = script_runs(results)
+    incomplete = left_out(runs)
+    if incomplete:
+        print(f"{counted(incomplete, 'run')} that did not complete: left out")
+    figures = latest_runs(runs)
+    summary = summary_of(figures)
     print(f"\n{summary}")
-    if not files:
+    pictures = pictures_of(figures, results)
+    if not pictures:
         print(f"Nothing to draw: {relative(results)} has no complete run.")
         return
-    for name, content in {"summary.md": summary, **files}.items():
+    files: dict[str, str | bytes] = {"summary.md": summary, **pictures}
+    for name, content in files.items():
         write_whole(results / name, content)
         print(relative(results / name))
+
+
+def summary_of(figures: list[list[ScriptFigures]]) -> str:
+    """Returns the table of the three scripts, and where the published figures are from. Raises
+    UserError, StackError."""
+    source = published_source()
+    return (
+        f"{markdown(scripts_table(figures))}\nPublished figures: {source['gpu']},"
+        f" PyTorch {source['pytorch']}; <{source['source']}>\n"
+    )
+
+
+def pictures_of(figures: list[list[ScriptFigures]], results: Path) -> dict[str, bytes]:
+    """Returns {file name: picture}: of the three scripts, also where they were started by hand, and
+    of the other studies. Raises StackError, OSError."""
+    pictures = {}
+    if figures:
+        pictures["stages.png"] = picture_bytes(draw_scripts(figures))
+    others = {name: study for name, study in all_studies().items() if name != "stages"}
+    return pictures | draw_all(others, results)
 
 
 if __name__ == "__main__":

@@ -46,13 +46,13 @@ def make_parser() -> argparse.ArgumentParser:
         help="one of those below; COMMAND --help explains it",
     )
     for subcommand in subcommands:
-        own = parsers.add_parser(
+        subparser = parsers.add_parser(
             subcommand.name,
             description=" ".join((subcommand.__doc__ or "").split()),
             allow_abbrev=False,
             epilog="What follows -- goes to every script.",
         )
-        add_options(own, subcommand)
+        add_options(subparser, subcommand)
     return parser
 
 

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from patches import stack
 ROOT = stack.ROOT
 BUILD = ROOT / "build"
 REFERENCE = ROOT / "results" / "reference"
-BOOK_TOKENS = 414_009  # of the book to train on: 404 windows of 1,024
 # What well-formed JSON with the wrong content can raise, somewhere on its way to a page.
 DAMAGE = LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError
 ELSEWHERE = (
@@ -28,40 +26,6 @@ def relative(part: Any) -> str:
         return os.path.relpath(part) if isinstance(part, Path) else str(part)
     except ValueError:  # on another drive of a Windows machine
         return str(part)
-
-
-def parse_options(words: Iterable[str]) -> list[tuple[str, str]]:
-    """Returns each option with its value, written `--name value` or `--name=value`; "" for one
-    without."""
-    options: list[tuple[str, str]] = []
-    for word in words:
-        if word.startswith("--"):
-            name, _, value = word.partition("=")
-            options.append((name, value))
-        elif options:
-            name, value = options[-1]
-            options[-1] = name, f"{value} {word}".strip()
-    return options
-
-
-def option_value(name: str, words: Iterable[str]) -> str:
-    """Returns the value of an option, the last one if it is repeated; "" without it."""
-    return dict(parse_options(words)).get(name, "")
-
-
-def has_option(name: str, words: Iterable[str]) -> bool:
-    return any(option == name for option, _ in parse_options(words))
-
-
-def without_options(names: Iterable[str], words: Iterable[str]) -> list[str]:
-    """Returns the words without the options of these names and their values."""
-    kept, is_kept = [], True
-    for word in words:
-        if word.startswith("--"):
-            is_kept = word.partition("=")[0] not in names
-        if is_kept:
-            kept.append(word)
-    return kept
 
 
 def sha256(data: bytes) -> str:
@@ -83,7 +47,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     try:
         stack.write_all({path: content})
     except OSError as error:
-        raise UserError(f"{relative(path)} can't be written: {error.strerror}")
+        raise UserError(f"{relative(path)} can't be written: {error.strerror or error}")
 
 
 def remove_built(folder: Path) -> None:
@@ -93,30 +57,8 @@ def remove_built(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def tokens_in(folder: Path) -> dict | None:
-    """Reads meta.json; None without tokens. Raises UserError where it is damaged."""
-    meta = folder / "meta.json"  # written last
-    if not meta.exists():
-        return None
-    try:
-        data = json.loads(meta.read_text(encoding="utf-8"))
-        if data["tokens"]["train"] < 1:
-            raise ValueError("no tokens")
-        return data
-    except (OSError, *DAMAGE) as error:
-        raise UserError(f"{relative(meta)} is damaged ({error!r}): run data/prepare.py")
-
-
-def other_text(data: Any) -> str:
-    """Returns the text that meta.json, or a record's copy of it, names; "" for the book
-    in GPT-2's tokens, or where it isn't known."""
-    if not isinstance(data, dict) or not data.get("corpus"):
-        return ""
-    corpus, in_bytes = str(data["corpus"]), data.get("tokenizer") == "bytes"
-    if corpus.lower().startswith("middlemarch") and not in_bytes:
-        return ""
-    if len(corpus) > 60:
-        corpus = corpus[:59] + "…"
-    if in_bytes:
-        corpus += ", its tokens bytes"
-    return corpus
+def shorten(text: str, length: int) -> str:
+    """Returns a text of at most `length` characters, whose end is cut off if it is longer."""
+    if len(text) <= length:
+        return text
+    return text[: length - 1] + "…"

@@ -3,9 +3,10 @@ can do."""
 
 import importlib.util
 import re
-from typing import TypedDict
+from typing import Any, TypedDict
 
-from bench.common import has_option
+from bench.options import has_option
+from gpt_speed.common import UserError
 
 # What a short name of a machine leaves out of the name that the machine gives itself.
 LEFT_OUT = (
@@ -17,6 +18,7 @@ LEFT_OUT = (
     r" \d+GB(?= PCIe$)",
     r"-\d+GB$",
 )
+LATER_FACTS = {"compiles", "cores"}  # of a Machine, which older journals lack
 
 
 class Machine(TypedDict, total=False):
@@ -65,21 +67,26 @@ def trained_in(machine: Machine) -> str:
 
 def machine_difference(one: Machine, other: Machine) -> str | None:
     """Returns, with both values, what keeps figures of one machine from standing for the other's;
-    None where nothing does. A GPU may have another host. One name of a CPU may stand for several
-    generations, which `cpu` tells apart; a process may have been given fewer cores; and
-    torch.compile may have begun to work."""
-    names = ["name", "device", "gpus", "torch"]
-    if_known = ["compiles"]  # which older journals lack
-    if one.get("device") == "cpu":
-        names += ["cpu", "threads"]
-        if_known += ["cores"]
-    names += [name for name in if_known if None not in (one.get(name), other.get(name))]
-    for name in names:
-        if one.get(name) != other.get(name):
-            return f"{name}: {one.get(name)}, here: {other.get(name)}"
-    if trained_in(one) != trained_in(other):
-        return f"dtype: {trained_in(one)}, here: {trained_in(other)}"
+    None where nothing does."""
+    facts, facts_here = facts_to_compare(one), facts_to_compare(other)
+    for name, value in facts.items():
+        here = facts_here.get(name)
+        is_unknown = name in LATER_FACTS and None in (value, here)
+        if value != here and not is_unknown:
+            return f"{name}: {value}, here: {here}"
     return None
+
+
+def facts_to_compare(machine: Machine) -> dict[str, Any]:
+    """Returns the facts in which two machines have to be alike. The host of a GPU isn't among
+    them."""
+    names = ["name", "device", "gpus", "torch"]
+    if machine.get("device") == "cpu":
+        # One name may stand for several generations, which `cpu` tells apart; and a process may
+        # have been given fewer cores.
+        names += ["cpu", "threads", "cores"]
+    facts: dict[str, Any] = {name: machine.get(name) for name in [*names, "compiles"]}
+    return facts | dict(dtype=trained_in(machine))
 
 
 def same_machine(one: Machine, other: Machine) -> bool:
@@ -97,8 +104,9 @@ def in_float16(machine: Machine, options: list[str]) -> bool:
 
 
 def lacking(needs: str, machine: Machine) -> str | None:
-    """Returns the first thing that a variant needs and this machine lacks, as a row says it."""
-    for need in needs.split(", "):
+    """Returns the first thing that a variant needs and this machine lacks, as a row says it. Raises
+    UserError for a need that isn't known."""
+    for need in filter(None, needs.split(", ")):
         if not has(machine, need):
             return f"needs {need}"
     return None
@@ -106,7 +114,8 @@ def lacking(needs: str, machine: Machine) -> str | None:
 
 def has(machine: Machine, need: str) -> bool:
     """Returns whether a machine has what a patch's header says that a variant needs, such as
-    "package bitsandbytes" or "compute capability 8.9"."""
+    "package bitsandbytes" or "compute capability 8.9". Raises UserError for a need that isn't
+    known."""
     match need.split():
         case ["package", name]:
             return importlib.util.find_spec(name) is not None
@@ -116,7 +125,7 @@ def has(machine: Machine, need: str) -> bool:
             return trained_in(machine) != "float32"
         case ["compute", "capability", least]:
             return has_capability(machine, float(least))
-    return True
+    raise UserError(f"no rule in bench/machine.py says which machine has {need!r}")
 
 
 def is_amd(machine: Machine) -> bool:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.common import ROOT, relative, tokens_in
+from bench.common import ROOT, relative
+from bench.corpus import tokens_in
 from gpt_speed import children
 from gpt_speed.common import UserError
 
@@ -62,9 +63,9 @@ def answer_of(
 
 
 def ask_machine(question: str, python: str | Path = sys.executable) -> Any:
-    """Returns the answer of bench.measure.environment, in the environment of a Python, to one of
-    its questions. Raises UserError."""
-    answer = ask(["-m", "bench.measure.environment", question], python=python)
+    """Returns the answer of bench.measure.hardware, in the environment of a Python, to one of its
+    questions. Raises UserError."""
+    answer = ask(["-m", "bench.measure.hardware", question], python=python)
     return json.loads(answer.splitlines()[-1])
 
 
@@ -93,11 +94,11 @@ def head_of(clone: Path) -> str | None:
 
 
 def prepare_tokens(folder: Path) -> None:
-    """Runs data/prepare.py where `folder` holds no tokens. Raises UserError where it
-    fails, or where meta.json is damaged."""
-    if not tokens_in(folder):
-        print(f"No tokens in {relative(folder)}: running data/prepare.py", flush=True)
-        ask(
-            [ROOT / "data" / "prepare.py", "--out", folder.resolve()],
-            seconds=PREPARE_SECONDS,
-        )
+    """Runs data/prepare.py where `folder` holds no tokens, and prints what that says: which text it
+    took, maybe in place of the book. Raises UserError where it fails, or where meta.json is
+    damaged."""
+    if tokens_in(folder):
+        return
+    print(f"No tokens in {relative(folder)}: running data/prepare.py", flush=True)
+    command: list[str | Path] = [ROOT / "data" / "prepare.py", "--out", folder.resolve()]
+    print(ask(command, seconds=PREPARE_SECONDS), end="", flush=True)

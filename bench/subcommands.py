@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TypeVar
 
 T = TypeVar("T")
+Number = TypeVar("Number", int, float)
 GROUPS = "start here", "benchmarks", "results", "maintenance"
 
 
@@ -44,15 +45,22 @@ def all_in(package: ModuleType, kind: type[T]) -> list[T]:
 
 def subclasses_in(module: ModuleType, kind: type[T]) -> list[type[T]]:
     """Returns the subclasses of `kind` that a module defines, without those that it imports."""
-    classes = [value for value in vars(module).values() if isinstance(value, type)]
-    own = [one for one in classes if one.__module__ == module.__name__]
-    return [one for one in own if issubclass(one, kind)]
+    return [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, kind)
+        and value.__module__ == module.__name__
+    ]
 
 
-def number_from(least: float, parse: Callable[[str], float] = float, below: float = math.inf):
-    """Returns an option's type for argparse: a number from `least` to less than `below`."""
+def number_from(
+    least: float, parse: Callable[[str], Number], below: float = math.inf
+) -> Callable[[str], Number]:
+    """Returns an option's type for argparse: a number that is at least `least`, and less than
+    `below`."""
 
-    def number(text: str) -> float:
+    def number(text: str) -> Number:
         value = parse(text)
         if not least <= value < below:
             raise argparse.ArgumentTypeError(f"{text} is out of range")
@@ -62,4 +70,4 @@ def number_from(least: float, parse: Callable[[str], float] = float, below: floa
 
 
 positive = number_from(1, int)
-above_0 = number_from(1e-9, below=1e9)
+above_0 = number_from(1e-9, float, below=1e9)

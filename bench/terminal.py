@@ -9,9 +9,9 @@ from patches.stack import StackError
 
 
 def exit_code_of(program: Callable[[], int]) -> int:
-    """Runs a program; returns the exit code that it returns. An error that a user can fix is
-    printed as a line. Where nobody reads the output any more, as behind `| head -1`, the program
-    ends without a word."""
+    """Runs a program, and returns its exit code. An error that a user can fix becomes a line on
+    stderr. Where nobody reads the output any more, as behind `| head -1`, the program ends without
+    a word."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
     sys.stdout.reconfigure(errors="replace")  # a terminal without × or Δ is no reason to stop
     try:

@@ -170,9 +170,15 @@ def problems_of(experiment: Experiment, trainer: Settings) -> Iterator[str]:
         yield f"argument --num_train_epochs: {trainer.num_train_epochs} is out of range"
 
 
-def configure(argv: list[str]) -> orig.Config:
-    """Returns the settings of a run with these options, as 00's function of that name."""
-    return config_of(parse_arguments(argv))
+def read_options(argv: list[str]) -> Options:
+    """Returns the options that are given. bench/measure/sizing.py calls this one and `configure`,
+    as those of 00."""
+    return parse_arguments(argv)
+
+
+def configure(options: Options) -> orig.Config:
+    """Returns the settings of a run with these options."""
+    return config_of(options)
 
 
 def default_device() -> str:

@@ -32,7 +32,8 @@ if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
 # Inductor makes its table of C++ types when it first generates code, which a warm cache puts off
 # to the middle of a test. Made while a test has torch.float32 in the place of torch.bfloat16, the
 # table would declare float32 tensors as bfloat16, and every later test would train on NaN.
-import torch._inductor.codegen.cpp_utils  # noqa: E402, F401
+import torch._inductor.codegen.cpp_utils  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 
 # A command in a shell's background ignores Ctrl-C, and so would all programs that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -77,8 +78,6 @@ def in_float32(script) -> list[str]:
 
 def without_bfloat16():
     """For torch.optim.Muon, which multiplies in bfloat16 whatever the weights are: not here."""
-    import torch
-
     return mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone)
 
 
@@ -162,9 +161,6 @@ def read_record(results: Path) -> list[dict]:
 @contextlib.contextmanager
 def settings_restored():
     """Undoes what a script changes in the process that it runs in."""
-    import torch  # not above: some of the tests need no PyTorch
-    import torch.distributed as dist
-
     signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     precision, attention = torch.get_float32_matmul_precision(), torch.backends.cuda
     cudnn_attention = attention.cudnn_sdp_enabled()

@@ -5,7 +5,7 @@ import shutil
 import signal
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from bench.catalogue import Run, Scripts, technique_names
 from bench.measure import launch
 from bench.measure.journal import append, journal_of, make_result, read_journal
 from bench.measure.measurement import Measurement
-from bench.measure.plan import Job, Plan, Setup
+from bench.measure.plan import EqualSteps, Job, Plan, Setup, WholeScript
 from bench.measure.records import COMPLETE, Outcome, Status
 from bench.studies import Study
 from gpt_speed import children
@@ -179,7 +179,18 @@ def plan_of(*names: str, **settings) -> Plan:
         Run(name, name, f"technique {name}", loss="rounding", compared_to=before)
         for before, name in zip([None, *names], names, strict=False)
     ]
-    return Plan(runs, **(dict(tokens=4096) | settings))
+    return plan_with_length(runs, **(dict(tokens=4096) | settings))
+
+
+def plan_with_length(runs: list[Run], **settings) -> Plan:
+    """A plan, with the fields of its length among those of Plan: runs to a target, and those of
+    `full_length`, are whole scripts."""
+    kind = EqualSteps
+    if settings.pop("full_length", "targets" in settings):
+        kind = WholeScript
+    names = {part.name for part in fields(kind)} & settings.keys()
+    length = kind(**{name: settings.pop(name) for name in names})
+    return Plan(runs, length=length, **settings)
 
 
 def measured_of(
@@ -381,7 +392,7 @@ def copy_of_checkout(folder: Path, machine: dict | None = None) -> Path:
 
 
 def answers_of(machine: dict) -> dict:
-    """What bench/measure/environment.py answers on a made-up machine, by the question."""
+    """What bench/measure/hardware.py answers on a made-up machine, by the question."""
     return dict(
         this_machine=machine,
         matmul_peak=PEAK,
@@ -395,12 +406,8 @@ def answers_of(machine: dict) -> dict:
 
 def answer_at_once(folder: Path, answers: dict) -> None:
     """Replaces, in a copy of the checkout, the program that is asked about the machine."""
-    program = folder / "bench" / "measure" / "environment.py"
-    program.rename(program.with_name("real_environment.py"))
-    program.write_text(
-        "import json, sys\n\nfrom bench.measure.real_environment import *\n\n"
-        f"if __name__ == '__main__':\n    print(json.dumps({answers!r}[sys.argv[1]]))\n"
-    )
+    program = folder / "bench" / "measure" / "hardware.py"
+    program.write_text(f"import json, sys\n\nprint(json.dumps({answers!r}[sys.argv[1]]))\n")
 
 
 def speeds_of(plan: Plan) -> list[dict]:

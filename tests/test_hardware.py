@@ -11,7 +11,8 @@ import json
 import os
 import shutil
 import subprocess
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from types import SimpleNamespace
 from unittest import mock
 
@@ -38,60 +39,87 @@ from gpt_speed.memory import MemoryNeed
 
 BFLOAT16, OF_01 = "bfloat16", "01_opt_single_gpu"
 NO_UNITS = "this CPU has no bfloat16 units"
-# Of each kind: what PyTorch tells of the CPU, or of the GPU; then the type, and why.
 X86 = dict(architecture="x86_64", avx2=True, avx512_f=False, avx512_bf16=False, amx_bf16=False)
 ARM = dict(architecture="aarch64", neon=True, bf16=False)
-CPUS = {
-    "AVX-512": (X86 | dict(avx512_f=True), "float32", NO_UNITS),
-    "AMX": (
-        X86 | dict(avx512_f=True, avx512_bf16=True, amx_bf16=True),
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of hardware: what PyTorch tells of it, the type that is right there, and why."""
+
+    name: str
+    type: str  # of the device
+    dtype: str
+    reason: str
+    capabilities: dict = field(default_factory=dict)  # of the CPU
+    gpu: str | None = None
+    capability: str = "0.0"  # of the GPU
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.type)
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether the tools train on its GPU. A Mac they measure on its CPU."""
+        return self.type == "cuda"
+
+    @property
+    def of_the_tools(self) -> tuple[str, str]:
+        """The type that the tools train in there, and why."""
+        if self.type == "mps":
+            return BFLOAT16, "the CPU has bf16"
+        return self.dtype, self.reason
+
+
+T4 = Kind(
+    "T4",
+    "cuda",
+    "float32",
+    "compute capability 7.5 has no bfloat16 units; for"
+    " float16: python patches/stack.py compose precision-fp16 --out my.py",
+    gpu="Tesla T4",
+    capability="7.5",
+)
+KINDS = [
+    Kind("AVX-512", "cpu", "float32", NO_UNITS, X86 | dict(avx512_f=True)),
+    Kind(
+        "AMX",
+        "cpu",
         BFLOAT16,
         "the CPU has amx_bf16",
+        X86 | dict(avx512_f=True, avx512_bf16=True, amx_bf16=True),
     ),
-    "ARM with BF16": (ARM | dict(bf16=True), BFLOAT16, "the CPU has bf16"),
-}
-GPUS = {
-    "T4": (
-        "Tesla T4",
-        "7.5",
+    Kind("ARM with BF16", "cpu", BFLOAT16, "the CPU has bf16", ARM | dict(bf16=True)),
+    T4,
+    Kind(
+        "A100 40 GB",
+        "cuda",
+        BFLOAT16,
+        "compute capability 8.0",
+        gpu="NVIDIA A100-SXM4-40GB",
+        capability="8.0",
+    ),
+    Kind(
+        "MPS",
+        "mps",
         "float32",
-        "compute capability 7.5 has no bfloat16 units; for"
-        " float16: python patches/stack.py compose precision-fp16 --out my.py",
+        "bfloat16 was not measured on mps; to try it: --dtype bfloat16",
+        ARM | dict(bf16=True),
     ),
-    "A100 40 GB": ("NVIDIA A100-SXM4-40GB", "8.0", BFLOAT16, "compute capability 8.0"),
-}
+]
 # For which GPUs PyTorch's builds have kernels, by the CUDA that they are built for.
 KERNELS = {
     "12.6": "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90".split(),
     "13.0": "sm_75 sm_80 sm_86 sm_90 sm_100 sm_110 sm_120 compute_120".split(),
 }
-# A Mac's GPU: the tools train on its CPU.
-MPS = {
-    "MPS": (
-        ARM | dict(bf16=True),
-        "float32",
-        "bfloat16 was not measured on mps; to try it: --dtype bfloat16",
-    )
-}
 
 
-@pytest.fixture(params=[*CPUS, *GPUS, *MPS])
-def kind(request, monkeypatch) -> SimpleNamespace:
-    """A kind of hardware: its device, the type that is right there, and why; and what the tools,
-    which measure a Mac on its CPU, say of it."""
-    gpu = GPUS.get(request.param)
-    capabilities, dtype, reason = ({}, *gpu[2:]) if gpu else (CPUS | MPS)[request.param]
-    simulate(monkeypatch, capabilities, *gpu[:2] if gpu else ())
-    device = "cuda" if gpu else "mps" if request.param in MPS else "cpu"
-    of_the_tools = (BFLOAT16, "the CPU has bf16") if device == "mps" else (dtype, reason)
-    return SimpleNamespace(
-        name=request.param,
-        device=torch.device(device),
-        is_gpu=bool(gpu),
-        dtype=dtype,
-        reason=reason,
-        of_the_tools=of_the_tools,
-    )
+@pytest.fixture(params=KINDS, ids=attrgetter("name"))
+def kind(request, monkeypatch) -> Kind:
+    """Each kind of hardware, which is then simulated."""
+    simulate(monkeypatch, request.param.capabilities, request.param.gpu, request.param.capability)
+    return request.param
 
 
 def simulate(
@@ -204,7 +232,7 @@ def test_a_variant_is_run_where_there_are_units_for_it(kind, tmp_path):
     machine = hardware.this_machine()
     scripts = setup_of(tmp_path, machine).scripts
     names = ["precision-autocast", "precision-fp16", "model-mixture"]
-    runs = scripts.variants(scripts.stage("01"), machine, names=names)
+    runs = scripts.variants(scripts.stage("01"), machine, names)
     has_units = kind.of_the_tools[0] == BFLOAT16
     assert {run.script: run.error for run in runs} == {
         "precision-autocast": None if has_units else "needs bfloat16 units",
@@ -215,7 +243,7 @@ def test_a_variant_is_run_where_there_are_units_for_it(kind, tmp_path):
 
 def test_an_old_gpu_trains_in_float16_by_itself(monkeypatch, tmp_path):
     """In stages; 02, too. A type that is asked for is taken."""
-    simulate(monkeypatch, {}, *GPUS["T4"][:2])
+    simulate(monkeypatch, {}, T4.gpu, T4.capability)
     setup = setup_of(tmp_path, hardware.this_machine())
     plan = next(Stages().plans(setup))
     assert [(run.name, run.script) for run in plan.runs[1:]] == [

@@ -264,7 +264,7 @@ def test_runs_on_a_cpu(setup_for):
     for run in plan.runs:
         batch = () if run.stage == "00" else ("--batch-size", "8")
         assert run.options == ("--dropout", "0.1", *batch)
-    assert (plan.kind, plan.min_steps) == ("dropout-0.1", 12)
+    assert (plan.kind, plan.length.min_steps) == ("dropout-0.1", 12)
 
 
 def test_runs_on_a_gpu(setup_for):
@@ -277,7 +277,7 @@ def test_runs_on_a_gpu(setup_for):
         "variant-precision-autocast",
     ]
     assert plan.runs[1].options == ("--dropout", "0", "--batch-size", "32")
-    assert (plan.kind, plan.min_steps) == ("dropout-0", 48)
+    assert (plan.kind, plan.length.min_steps) == ("dropout-0", 48)
     assert not any(run.variables for run in plan.runs)
     smaller = setup_for("", MACHINE)
     smaller.batches = {8: 4, 32: 16}

@@ -28,9 +28,10 @@ from made_up import (
 import plot_results
 from bench import cli
 from bench.analysis import claims
+from bench.analysis.figures import Goal
 from bench.analysis.folders import newest_in, rows_in
 from bench.analysis.gains import Gain
-from bench.analysis.rows import Comparison, Goal, Rows, printed
+from bench.analysis.rows import Comparison, Rows, printed
 from bench.analysis.totals import totals_in
 from bench.analysis.tuning import EPOCH_LOSS
 from bench.common import REFERENCE
@@ -387,6 +388,8 @@ class Reports:
         self.children.does |= {
             name: dict(speed=speed, gpu=MACHINE["name"]) for name, speed in SPEEDS.items()
         }
+        self.missing = LOOK["missing"]  # when a report is made
+        monkeypatch.setattr("bench.measure.look.missing_here", lambda *_: self.missing)
         self.data, self.results = folder / "data", folder / "results"
         self.data.mkdir()
         (self.data / "meta.json").write_text('{"tokens": {"train": 414009}}')
@@ -611,6 +614,16 @@ def test_a_damaged_look_is_asked_for_again(reports, no_pictures, damaged):
     assert read_look(reports.results)["memory_gb"] == 24.0
 
 
+def test_what_was_missing_may_be_there_now(reports, no_pictures, capsys):
+    """The page and the line on the screen forget it; nothing is measured again for that."""
+    reports.make(pieces="stages")
+    assert "missing: a thing" in capsys.readouterr().out and "a thing" in reports.text
+    reports.missing = []
+    reports.make(pieces="stages")
+    assert "missing: " not in capsys.readouterr().out and "a thing" not in reports.text
+    assert reports.children.asked.count("look") == 1
+
+
 def test_damaged_pieces(reports, capsys):
     """They are named, and the page has all else."""
     reports.make(pieces="stages,ladder")
@@ -639,7 +652,7 @@ def test_a_container_has_less_memory(tmp_path):
 
 
 def update(text: str, folder) -> str:
-    return readme.update(text, folder, all_studies())
+    return readme.update(text, folder, readme.tables_of(all_studies()))
 
 
 def marker(name: str, between: str = "", end: str = "<!-- end -->\n") -> str:
@@ -1064,7 +1077,7 @@ def test_links_lead_somewhere():
 
 
 def test_update_writes_what_stands_between_markers(tmp_path):
-    """And nothing else; `@` names another machine's folder."""
+    """It leaves all else as it was. A marker's `@` names another machine's folder."""
     write_ladder(tmp_path, "00_orig")
     other = f"stages@{readme.SHOWN.name}"
     text = marker("ladder", "old\n") + "a | b\n" + marker(other, "old\n")
@@ -1200,6 +1213,7 @@ def test_plot_results(tmp_path):
     )
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith("1 run that did not complete: left out\n")
+    assert run.stdout.count("left out") == 1
     assert {path.name for path in results.glob("*.png")} == {"stages.png", "ladder.png"}
     for path in results.glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000

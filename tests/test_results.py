@@ -7,6 +7,7 @@ from contextlib import redirect_stdout
 from io import StringIO
 
 import pytest
+from conftest import ROOT
 from made_up import (
     CPU,
     MACHINE,
@@ -19,6 +20,7 @@ from made_up import (
     write_journal,
 )
 
+from bench.commands import Command
 from bench.commands import results as module
 from bench.commands.results import Compare, Pack, what_is_missing
 from gpt_speed.common import UserError
@@ -68,6 +70,17 @@ def test_only_what_is_comparable(tmp_path):
     assert (c[0], c[-1]) == ("c", "not tested")
 
 
+def test_a_ladder_whose_first_script_failed(tmp_path):
+    """It has no speed to be told; why not is."""
+    rest = [run for name in "bc" for run in rounds_of(name, *SPEEDS)]
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        runs = [dict(name="a", error="it broke"), *rest]
+        write_journal(tmp_path / name, "ladder", plan_of("a", "b", "c"), runs)
+    folders, (c,) = answer(tmp_path)
+    assert all(folder.endswith(" a: failed: it broke.") for folder in folders) and c[0] == "c"
+
+
 @pytest.mark.parametrize(
     ("other", "speeds", "options", "says"),
     [
@@ -82,6 +95,17 @@ def test_what_is_not_comparable(tmp_path, other, speeds, options, says):
         ladder(tmp_path / other, speeds, options=options)
     with pytest.raises(UserError, match=says):
         answer(tmp_path, other)
+
+
+def test_a_command_without_an_answer_prints_nothing(capsys):
+    """As an audit in torchrun's further ranks."""
+
+    class Silent(Command):
+        def answer(self, setup):
+            return ""
+
+    assert Silent().run(setup_of(ROOT)) == 0
+    assert capsys.readouterr() == ("", "")
 
 
 # ---- For results/reference

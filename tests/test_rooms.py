@@ -22,6 +22,8 @@ ORDER = {
         "processes",
         "terminal",
         "machine",
+        "options",
+        "corpus",
         "common",
     ],
     "gpt_speed": [
@@ -38,6 +40,7 @@ ORDER = {
         "counting",
         "children",
         "numeric",
+        "machine",
         "script",
         "common",
     ],
@@ -127,24 +130,19 @@ def packed(tree: ast.AST):
         if isinstance(node, ast.Slice) and isinstance(node.lower, CONDITIONS):
             yield node
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-            text = [
-                isinstance(side, ast.Constant | ast.JoinedStr) and not is_number(side)
-                for side in (node.left, node.right)
-            ]
-            conditions = [
-                isinstance(side, CONDITIONS) or is_bool_call(side)
-                for side in (node.left, node.right)
-            ]
-            if any(text) and any(conditions):
+            sides = node.left, node.right
+            if any(map(is_text, sides)) and any(map(is_condition, sides)):
                 yield node
 
 
-def is_number(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
+def is_text(node: ast.AST) -> bool:
+    is_number = isinstance(node, ast.Constant) and isinstance(node.value, int | float)
+    return isinstance(node, ast.Constant | ast.JoinedStr) and not is_number
 
 
-def is_bool_call(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "bool"
+def is_condition(node: ast.AST) -> bool:
+    is_bool_call = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "bool"
+    return isinstance(node, CONDITIONS) or is_bool_call
 
 
 @pytest.mark.parametrize("path", TOOLS, ids=lambda path: path.relative_to(ROOT).as_posix())

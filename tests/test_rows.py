@@ -8,8 +8,9 @@ import pytest
 from made_up import CPU, MACHINE, plan_of, rounds_of, write_journal
 from scipy.stats import ttest_rel
 
+from bench.analysis.figures import Goal
 from bench.analysis.gains import is_of_variant
-from bench.analysis.rows import Goal, Rows, printed
+from bench.analysis.rows import Rows, printed
 from bench.measure.journal import read_journal
 from bench.report.notes import rounds_note, seeds_note
 from bench.report.to_loss import time_columns

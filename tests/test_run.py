@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from conftest import ROOT, environment, run_python, write_tokens
@@ -44,12 +45,13 @@ from bench.analysis.rows import Rows
 from bench.analysis.training import Training
 from bench.catalogue import Run
 from bench.commands.doctor import Doctor, Fits
-from bench.common import BOOK_TOKENS, ELSEWHERE, sha256
+from bench.common import ELSEWHERE, sha256
+from bench.corpus import BOOK_TOKENS
 from bench.measure import launch, run, sizing
 from bench.measure.journal import journal_of, read_journal
 from bench.measure.lock import locked
 from bench.measure.measurement import data_of
-from bench.measure.plan import SCRATCH, Growth, Job
+from bench.measure.plan import SCRATCH, EqualSteps, Growth, Job, WholeScript
 from bench.measure.records import Status
 from bench.measure.run import Resume
 from bench.measure.sizing import RATE_SECONDS, in_words, seconds_left
@@ -57,6 +59,7 @@ from bench.predict.batches import batches_that_fit
 from bench.studies import Study, all_studies
 from gpt_speed import children
 from gpt_speed.common import UserError
+from patches import stack
 
 STUDIES = all_studies()
 NEVER, IF_ANY, REQUIRED = Resume
@@ -252,7 +255,7 @@ print(*sorted(own))
 
 
 def test_what_a_driver_imports_is_named():
-    """Of its modules of this repository."""
+    """Each of the repository's modules, so that an edit of one repeats the checks."""
     gradients = STUDIES["gradients"]
     driver, *_ = gradients.driver(setup_of(ROOT), Run("", ROOT / "00_orig.py"))
     loaded = run_python("-c", IMPORTED, driver, ROOT / "gpt_speed", fork=False)
@@ -381,6 +384,7 @@ def refuse_option(place):
         (on_another(compiles=False), REQUIRED, "compiles: True, here: False"),
         (dict(tokens=1), REQUIRED, "with other settings: tokens"),
         (dict(targets={"best": 1.0}), REQUIRED, "with other settings: targets"),
+        (dict(full_length=True), REQUIRED, "with other settings: full_length"),
         (refuse_option, REQUIRED, "unrecognized"),
         (meta(""), NEVER, "meta.json is damaged"),
         (meta('{"tokens": {"train": "x"}}'), NEVER, "meta.json is damaged"),
@@ -395,6 +399,7 @@ def refuse_option(place):
         "compiler",
         "length",
         "targets",
+        "whole scripts",
         "an unknown option",
         "empty meta.json",
         "damaged meta.json",
@@ -417,9 +422,8 @@ def test_what_is_refused_leaves_what_was_there(place, plan, change, resume, says
 
 def test_runs_of_other_epochs_are_refused(place):
     """As of a report on a GPU, which trains for one: longer runs aren't lost to it."""
-    place.run(place.plan("a"), rounds=2)
-    shorter = place.plan("a")
-    shorter.epochs = 1
+    place.run(place.plan("a", full_length=True), rounds=2)
+    shorter = place.plan("a", full_length=True, epochs=1)
     with pytest.raises(UserError, match="with other settings: epochs"):
         place.run(shorter, resume=IF_ANY)
     (kept,) = read_journal(place.path)
@@ -997,14 +1001,14 @@ def test_length():
     ranks = plan_with(expected=500, processes=4)
     options, _ = length(ranks, 4096)
     assert (options["--max-tokens"], options["--eval-freq"]) == (10 * 4096, 9)
-    ranks.min_steps = 12
+    ranks.length = EqualSteps(10_000, min_steps=12)
     assert length(ranks, 4096)[0]["--max-tokens"] == 12 * 4096
 
 
 def test_a_length_in_epochs():
     """Of the text; on a CPU a script ends by its own limit before."""
     whole = plan_with(expected=500)
-    whole.full_length, whole.tokens, whole.epochs = True, None, 2
+    whole.length = WholeScript(epochs=2)
     options, seconds = length(whole)
     assert options == {"--epochs": 2}
     assert seconds == pytest.approx(40 + 2 * BOOK_TOKENS / 1000)
@@ -1178,7 +1182,7 @@ def test_a_rank_does_not_outlive_its_launcher(tmp_path, monkeypatch, does, linux
 
 
 def test_a_child_has_ended_though_its_output_is_held_open(monkeypatch):
-    """By a process that isn't found, as its environment is another one."""
+    """By a process that isn't found as one of the child's, since its environment differs."""
     monkeypatch.setattr(children, "HELD_SECONDS", 0.2)
     program = (
         "import subprocess; holder = subprocess.Popen(['sleep', '300'], env={},"
@@ -1295,7 +1299,7 @@ def test_output_that_nobody_reads(command, tmp_path):
         assert (result.returncode, result.stderr) == (141, b"")
 
 
-@pytest.mark.parametrize("program", ["measure", "plot_results", "bench.measure.environment"])
+@pytest.mark.parametrize("program", ["measure", "plot_results", "bench.measure.hardware"])
 def test_an_older_python(program):
     """It is refused before what it lacks is imported."""
     code = f"import sys; sys.version_info = (3, 10, 13, 'final', 0); import {program}"
@@ -1493,21 +1497,25 @@ def gpu(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("free", "batches"),
+    ("free", "batches", "too_large"),
     [
-        ([80_000], {}),
-        ([24_100], {8: 4, 32: 16}),
-        ([11_900], {8: 2, 32: 8}),
-        ([39_900, 11_900], {8: 2, 32: 8}),  # the smaller one of two
-        ([2_500], {8: 1, 32: 1}),
+        ([80_000], {}, 0),
+        ([24_100], {8: 4, 32: 16}, 0),
+        ([11_900], {8: 2, 32: 8}, 0),
+        ([39_900, 11_900], {8: 2, 32: 8}, 0),  # the smaller one of two
+        ([2_500], {8: 1, 32: 1}, 1),
+        ([2_000], {8: 1, 32: 1}, 2),
     ],
 )
-def test_what_fits(gpu, free, batches, capsys):
-    """By the committed predictions of 00 and of rung 10."""
+def test_what_fits(gpu, free, batches, too_large, capsys):
+    """By the committed predictions of 00 and of technique 10. A script of which not even one
+    sequence fits is tried nevertheless, and a line says so."""
     gpu.children.answers["free_memory"] = free
     assert batches_that_fit(gpu.setup, composed=False) == batches
     text = capsys.readouterr().err
     assert text.count(" GB of the GPU's memory can be used: by prediction, ") == bool(batches)
+    assert text.count("1 in place of ") == len(batches) * (1 in batches.values())
+    assert text.count(", which doesn't fit either") == too_large
 
 
 def test_a_study_fits_its_runs(gpu, capsys):
@@ -1604,3 +1612,38 @@ def test_doctor(gpu, machine):
     gpu.meta.write_text("[]")
     assert "meta.json is damaged (" in Doctor().answer(gpu.setup)
     assert len(lines) < 20
+
+
+def test_doctor_claims_no_batch_size_that_is_not_known(gpu, monkeypatch, capsys):
+    """Nothing is said of one that is chosen by an option."""
+
+    def not_traced(*_, **__):
+        raise UserError("this PyTorch traces nothing")
+
+    monkeypatch.setattr("bench.predict.batches.predict", not_traced)
+    gpu.children.answers["compile_error"] = None
+    assert "\nbatch size     not known: this PyTorch traces nothing\n" in Doctor().answer(gpu.setup)
+    assert batches_that_fit(gpu.setup, composed=False) == {}
+    assert "isn't known: this PyTorch traces nothing" in capsys.readouterr().err
+    gpu.setup.options = ["--batch-size", "2"]
+    assert "\nbatch size" not in Doctor().answer(gpu.setup)
+
+
+# ---- Tokens, files
+
+
+def test_a_file_that_cannot_be_written_says_why(tmp_path, monkeypatch):
+    """Also by an error that has no number."""
+    monkeypatch.setattr(stack, "write_all", Mock(side_effect=OSError("the stream was cut")))
+    with pytest.raises(UserError, match="can't be written: the stream was cut"):
+        common.write_whole(tmp_path / "a", "text")
+
+
+def test_what_is_trained_on_is_said(tmp_path, monkeypatch, capsys):
+    """data/prepare.py may have taken another text than the book."""
+    prepare = tmp_path / "data" / "prepare.py"
+    prepare.parent.mkdir()
+    prepare.write_text("print('no network: the text is another one')")
+    monkeypatch.setattr(processes, "ROOT", tmp_path)
+    processes.prepare_tokens(tmp_path / "none")
+    assert "\nno network: the text is another one\n" in capsys.readouterr().out

@@ -101,20 +101,20 @@ def test_a_technique_left_out_or_a_variant_taken_back(scripts):
 def test_variants(scripts):
     base = scripts.stage("01")
 
-    def labels(**chosen) -> list[str]:
-        runs = scripts.with_variants(base, MACHINE, **chosen)
+    def labels(names: list[str]) -> list[str]:
+        runs = scripts.with_variants(base, MACHINE, names)
         assert {run.compared_to for run in runs[1:] if "--dropout" not in run.label} == {
             runs[0].name
         }
         assert {run.published for run in runs} == {None}
         return [run.label for run in runs]
 
-    assert labels(names=["step-accumulation", " optimizer-muon"]) == [
+    assert labels(["step-accumulation", " optimizer-muon"]) == [
         "01",
         "step-accumulation --micro-batches 4",
         "optimizer-muon",
     ]
-    group, every = labels(group="loop"), labels()
+    group, every = (labels(scripts.variant_names(base, name)) for name in ("loop", None))
     assert group == ["01", "loop-accelerate --micro-batches 1", "loop-accelerate --micro-batches 4"]
     assert set(group) < set(every)
     assert not any(
@@ -122,7 +122,7 @@ def test_variants(scripts):
         for label in every
         for name in (module.COMPILER, module.CHECKPOINTS, "parallel-zero1")
     )
-    (run,) = scripts.variants(base, CPU, names=["step-accumulation"])
+    (run,) = scripts.variants(base, CPU, ["step-accumulation"])
     assert (run.name, run.options, run.script, run.stage) == (
         "variant-step-accumulation-micro-batches-4",
         ("--micro-batches", "4"),
@@ -131,7 +131,7 @@ def test_variants(scripts):
     )
     for names in ([""], ["muon"], ["optimizer-muon", ""], ["parallel-zero1"]):  # of 02
         with pytest.raises(UserError, match="no variant .* of 01; there are .*optimizer-muon"):
-            labels(names=names)
+            labels(names)
 
 
 def test_a_variant_without_dropout_is_compared_to_its_base_without(scripts):
@@ -162,7 +162,9 @@ def test_a_variant_without_dropout_is_compared_to_its_base_without(scripts):
 
 @pytest.mark.parametrize(("gpus", "error"), [(1, "needs two or more GPUs"), (4, None)])
 def test_variants_of_02(scripts, gpus, error):
-    runs = scripts.with_variants(scripts.stage("02", gpus), MACHINE | dict(gpus=gpus), "parallel")
+    base = scripts.stage("02", gpus)
+    sharded = scripts.variant_names(base, "parallel")
+    runs = scripts.with_variants(base, MACHINE | dict(gpus=gpus), sharded)
     assert {run.processes for run in runs} == {gpus} and runs[0].error == error
     assert error is None or {run.error for run in runs} == {error}
 
@@ -183,6 +185,15 @@ def test_variants_of_02(scripts, gpus, error):
 )
 def test_lacking(needs, machine, says):
     assert lacking(needs, machine) == says
+
+
+def test_a_need_that_no_rule_knows():
+    """It isn't taken for one that every machine has; each of the variants' own is known."""
+    with pytest.raises(UserError, match="no rule .* 'an NVIDA GPU'"):
+        lacking("an NVIDA GPU", MACHINE)
+    for patch in stack.load_variants():
+        for _, needs in patch.option_sets:
+            lacking(needs, CPU)
 
 
 def test_the_three_scripts_may_be_edited(tmp_path, monkeypatch):

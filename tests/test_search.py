@@ -24,6 +24,7 @@ from made_up import (
 from bench.analysis.folders import newest_in
 from bench.analysis.rows import Rows
 from bench.analysis.tuning import DEFAULT_LOSS, EPOCH_LOSS, Setting, setting_of
+from bench.measure.plan import WholeScript
 from bench.report.showable import text_of
 from bench.studies import search, time_to_loss
 from bench.studies.search import Search, next_settings, ranked, read_search, run_at
@@ -104,7 +105,7 @@ def searched(tmp_path_factory) -> SimpleNamespace:
 def test_a_search_halves_the_settings_of_each_script(searched):
     """Eight for an eighth of an epoch, two for a half, and the best for a whole one."""
     tried = {
-        (plan.kind, plan.tokens): Counter(run.facts["stage"] for run in plan.runs)
+        (plan.kind, plan.length.tokens): Counter(run.facts["stage"] for run in plan.runs)
         for plan in searched.plans
     }
     assert tried == {
@@ -122,7 +123,8 @@ def test_a_part_of_a_search_grows_by_new_settings(searched):
 
 def test_a_search_tunes_by_whole_runs_with_seeds_of_its_own(searched):
     for plan in searched.plans:
-        assert (plan.full_length, plan.new_seeds, plan.first_seed) == (True, True, 1)
+        assert (plan.new_seeds, plan.first_seed) == (True, 1)
+        assert isinstance(plan.length, WholeScript)
         assert plan.targets == {}
 
 
@@ -154,7 +156,7 @@ def test_times_are_those_of_the_best_settings_to_the_loss_of_00(searched):
     first, *_ = names(plan)
     assert [setting_of(run) for run in plan.runs] == SETTINGS
     assert [run.compared_to for run in plan.runs] == [None, first, first]
-    assert (plan.kind, plan.targets, plan.tokens) == ("epoch", {EPOCH_LOSS: 7.0}, 2 * EPOCH)
+    assert (plan.kind, plan.targets, plan.length.tokens) == ("epoch", {EPOCH_LOSS: 7.0}, 2 * EPOCH)
     assert (plan.first_seed, plan.new_seeds, plan.cold_rounds) == (123, True, 2)
 
 
@@ -184,6 +186,7 @@ def test_what_is_tried_next():
     assert around == [Setting("00", 2, 1.0), Setting("00", 1, 0.5), Setting("00", 1, 2.0)]
     assert next_settings([start], 10) == around
     assert next_settings([start], 3) == around[:2]
+    assert next_settings([start, *around], 2) == []  # more were tried already
     assert set(next_settings([start, *around], 10)) == set(around[0].around()) - {start}
 
 
@@ -215,7 +218,7 @@ def test_all_that_is_left_is_known_at_each_step(tmp_path, machine):
     for plan, _ in carry_out(Search(), setup, landscape()):
         plans[plan.kind] = replace(plan, rounds=1)
         later = Search().later(setup, plan)
-        assert all(other.tokens for other in later)
+        assert all(other.length.tokens for other in later)
         counts.append(
             sum(len(other.jobs()) for other in plans.values())
             + sum(len(other.runs) for other in later)
@@ -249,7 +252,9 @@ def test_times_to_two_targets(tmp_path):
         plain.replace(compared_to=first.name),
         fast.replace(compared_to=plain.name),
     ]
-    plan = search.whole_runs(runs, "", tokens=3 * 8192, cold_rounds=2, rounds=2, targets=targets)
+    plan = search.whole_runs(
+        runs, "", WholeScript(tokens=3 * 8192, targets=targets), cold_rounds=2, rounds=2
+    )
     write_journal(tmp_path, "time-to-loss", plan, landscape()(plan))
     (rows,) = newest_in(tmp_path, "time-to-loss")
     published, best = map(cells_of, text_of(TimeToLoss(), rows).split("Target ")[1:])
@@ -287,7 +292,7 @@ def test_without_a_search(tmp_path):
     study, setup = TimeToLoss(), setup_of(tmp_path, names="optimizer-muon,compile-switch")
     target, plan = measure(study, setup)
     (later,) = study.later(setup, target)  # for an estimate of both
-    assert (names(later), later.tokens) == (names(plan), 3 * time_to_loss.DEMO_TOKENS)
+    assert (names(later), later.length.tokens) == (names(plan), 3 * time_to_loss.DEMO_TOKENS)
     assert study.later(setup, plan) == []
     assert (target.kind, names(target), target.rounds, target.first_seed) == (
         "target",
@@ -295,7 +300,7 @@ def test_without_a_search(tmp_path):
         2,
         1,
     )
-    assert (plan.kind, plan.targets, plan.tokens) == (
+    assert (plan.kind, plan.targets, plan.length.tokens) == (
         "variants",
         {DEFAULT_LOSS: 7.75},
         3 * 8192,

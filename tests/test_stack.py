@@ -785,7 +785,7 @@ def test_a_run_of_several_variants():
     assert scripts.text(runs[0].script) == stack.compose(name.split("+"))
     assert scripts.find("head-liger+data-workers", dict(gpus=0)).error.startswith("needs ")
     with pytest.raises(UserError, match="no variant 'none' of 01"):
-        scripts.variants(scripts.stage("01"), dict(gpus=0), names=["data-workers+none"])
+        scripts.variants(scripts.stage("01"), dict(gpus=0), ["data-workers+none"])
 
 
 def test_contributings_clipping_is_of_all_gradients_with_muon_too(tmp_path):

@@ -31,7 +31,7 @@ from bench.analysis.rows import Rows
 from bench.catalogue import Scripts
 from bench.catalogue.variants import at_dropout_of
 from bench.common import ROOT
-from bench.measure.plan import SCRATCH, Growth, Plan
+from bench.measure.plan import SCRATCH, EqualSteps, Growth, Plan, WholeScript
 from bench.report import scripts
 from bench.report.pictures import picture_bytes
 from bench.report.showable import excerpts_of, text_of
@@ -205,7 +205,7 @@ def test_the_ladder_and_its_length(tmp_path):
     names = [run.name for run in plan.runs]
     assert [run.compared_to for run in plan.runs] == [None, *names[:-1]]
     assert (names[0], names[-1]) == (FIRST, "15-kept-memory")  # 02 needs two GPUs
-    assert plan.tokens == 393_216
+    assert plan.length.tokens == 393_216
     last = plan_for(tmp_path, "ladder", machine=GPUS).runs[-1]
     assert (last.name, last.processes, last.published) == (DDP, 4, 419_259)
     plan = plan_for(tmp_path, "ladder", "--techniques 0,5-6")
@@ -217,7 +217,7 @@ def test_the_ladder_and_its_length(tmp_path):
     setup = setup_for(tmp_path, "ladder")
     setup.args.max_tokens = 99
     (plan,) = STUDIES["ladder"].plans(setup)
-    assert (plan.tokens, plan.min_steps) == (99, 1)
+    assert plan.length == EqualSteps(99, 1)
 
 
 def test_leave_one_out(tmp_path):
@@ -382,7 +382,7 @@ def test_a_variant_is_measured_once(tmp_path, capsys, names, label):
 
 def test_sweeps(tmp_path):
     plan = plan_for(tmp_path, "sweep", "batch", MACHINE)
-    assert (plan.growth, plan.min_steps) == (Growth(2, None), 24)
+    assert (plan.growth, plan.length.min_steps) == (Growth(2, None), 24)
     assert [run.label for run in plan.runs[:3]] == ["batch 1", "batch 2", "batch 4"]
     plan = plan_for(tmp_path, "sweep", "context", MACHINE)
     assert plan.growth == Growth(1, None)
@@ -439,7 +439,7 @@ def test_stages_are_the_three_scripts_as_they_stand(tmp_path):
     scripts = [ROOT / name for name in (stack.FIRST, stack.LAST, stack.DDP)]
     assert [run.script for run in plan.runs] == scripts
     assert [run.compared_to for run in plan.runs] == [None, FIRST, LAST]
-    assert (plan.full_length, plan.tokens) == (True, None)
+    assert plan.length == WholeScript()
     assert {run.options for run in plan.runs} == {()}
 
 
@@ -478,7 +478,7 @@ def test_how_long_stages_train(tmp_path, gpus, in_report, args, epochs):
     setup.in_report = in_report
     vars(setup.args).update(args)
     plan = next(STUDIES["stages"].plans(setup))
-    assert (plan.epochs, plan.tokens) == (epochs, args.get("max_tokens"))
+    assert plan.length == WholeScript(epochs, args.get("max_tokens"))
 
 
 def test_the_notes_of_stages_say_how_many_epochs(tmp_path):
@@ -531,7 +531,7 @@ def stage_runs(tmp_path):
 
 def latest_in(folder) -> dict[tuple[str, str], list[str]]:
     """The cells of the three scripts' table but the machine, by machine and script."""
-    table = markdown(scripts.scripts_table(scripts.latest_runs(folder)))
+    table = markdown(scripts.scripts_table(scripts.latest_runs(scripts.script_runs(folder))))
     return {(line[0], line[2]): line[1:] for line in rows_of_text(table)}
 
 
@@ -602,17 +602,27 @@ def test_other_scripts_runs_are_left_out(stage_runs):
     assert latest_in(stage_runs) == before
 
 
-def test_runs_that_did_not_complete_are_counted(stage_runs, capsys):
-    """Failed, interrupted, too short for a speed, or killed; however late they were."""
+def test_runs_that_did_not_complete_are_counted(stage_runs):
+    """Failed, interrupted, too short for a speed, or killed; not where a later one completed."""
     before = latest_in(stage_runs)
-    assert capsys.readouterr().out == ""
+    assert scripts.left_out(scripts.script_runs(stage_runs)) == 0
     write_journal(stage_runs, "stages", plan_of(DDP), [dict(name=DDP, error="it broke")], id="2")
     write_record(stage_runs, FIRST, "20260104T000000Z", status="interrupted")
     write_record(stage_runs, LAST, "20260103T000000Z", avg_tok_per_sec=None, steps=4)
     killed = write_record(stage_runs, FIRST, "20260106T000000Z")
     killed.write_text(killed.read_text()[:-30])
     assert latest_in(stage_runs) == before
-    assert capsys.readouterr().out == "4 runs that did not complete: left out\n"
+    assert scripts.left_out(scripts.script_runs(stage_runs)) == 4
+    write_record(stage_runs, FIRST, "20260107T000000Z")
+    assert scripts.left_out(scripts.script_runs(stage_runs)) == 2
+
+
+def test_a_round_that_failed_after_another_is_left_out(tmp_path):
+    """Though a journal tells only when the measurement began."""
+    rounds = [dict(name=FIRST), dict(name=FIRST, round=2, error="it broke")]
+    write_journal(tmp_path, "stages", plan_of(FIRST, rounds=2), rounds)
+    runs = scripts.script_runs(tmp_path)
+    assert [run.is_complete for run in runs] == [True, False] and scripts.left_out(runs) == 1
 
 
 @pytest.mark.parametrize(
@@ -671,7 +681,7 @@ def test_scripts_beside_the_published_ones(tmp_path):
         "$x_1$: cpu-demo / 256",
         f"{LONG[:59]}…: cpu-demo / 256",
         f"Some CPU: cpu-demo / 256, {'x' * 59}…, its\ntokens bytes",
-    } <= set(shown(scripts.draw_scripts(scripts.latest_runs(tmp_path))))
+    } <= set(shown(scripts.draw_scripts(scripts.latest_runs(scripts.script_runs(tmp_path)))))
 
 
 def test_scaling(tmp_path):

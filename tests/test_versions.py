@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from made_up import CPU, Children, cells_of, setup_of
 
 from bench import processes
@@ -54,9 +55,12 @@ def two(tmp_path) -> list[str]:
 @pytest.fixture
 def measure(tmp_path, monkeypatch, two):
     """Measures in some environments, with made-up children, in a folder."""
-    found = versions.environments_of(two, "cpu")  # before nothing answers but made-up children
+    # Before nothing answers but made-up children.
+    environments = versions.environments_of(two, "cpu")
     children = Children(monkeypatch, tmp_path / "build")
-    monkeypatch.setattr(versions, "environments_of", lambda names, device: found[: len(names)])
+    monkeypatch.setattr(
+        versions, "environments_of", lambda names, device: environments[: len(names)]
+    )
 
     def measure(names=two, rounds=2, resume=Resume.NEVER):
         setup = setup_of(tmp_path / "results", python=names)
@@ -65,7 +69,7 @@ def measure(tmp_path, monkeypatch, two):
         run_study(STUDY, setup, rounds, resume)
         return {rows.measured.kind: rows for rows in newest_in(setup.results, "versions")}
 
-    measure.children = children
+    measure.children, measure.environments = children, environments
     return measure
 
 
@@ -147,6 +151,27 @@ def test_an_edit_of_what_the_check_imports_repeats_the_check_alone(measure, monk
     measure(resume=Resume.REQUIRED)
     again = measure.children.calls[before:]
     assert len(again) == 2 and all("--reference" in call.command for call in again)
+
+
+def test_a_check_that_is_repeated_leaves_the_trainings(measure, monkeypatch):
+    """Though it comes to another verdict: at first it ran out of memory."""
+    (check, _) = [
+        run.name for run in versions.check_plan(setup_of(ROOT), measure.environments).runs
+    ]
+    measure.children.does[check] = dict(status="out_of_memory", error="out of memory: lower it")
+    rows = measure()[""]
+    assert "out of memory" in verdicts(rows)[0]
+    del measure.children.does[check]
+    before = len(measure.children.calls)
+    rows = measure(resume=Resume.REQUIRED)[""]
+    assert [name for name, _ in measure.children.ran[before:]] == [check]
+    assert verdicts(rows) == ["right", "right"] and [row.rounds for row in rows] == [2] * 4
+
+
+def verdicts(rows: Rows) -> list[str]:
+    """What stands beside the speeds of 01."""
+    cells = cells_of(markdown(*STUDY.tables(rows)))
+    return [cells[row.label]["gradients"] for row in rows if row.run.stage == "01"]
 
 
 def test_wrong_gradients_fail_it(measure):

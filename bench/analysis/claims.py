@@ -9,10 +9,11 @@ from pathlib import Path
 from statistics import median
 
 from bench.analysis.folders import has_gpu, rows_in
-from bench.analysis.rows import Comparison, Row, known_values, printed, ratio
+from bench.analysis.rows import Comparison, Row, printed
 from bench.analysis.stats import mean_ratio
 from bench.analysis.totals import optimized_in, totals_in
 from bench.analysis.tuning import EPOCH_LOSS
+from bench.analysis.values import known_values, ratio
 from bench.catalogue import (
     effect_on_loss,
     last_published_technique,
@@ -142,8 +143,7 @@ class Claims:
     def ladder(self) -> dict[str, Row]:
         """The scripts with a speed, in their order: "00", then by the names of their patches."""
         rows = rows_in(self.h100, "ladder")
-        own = [row for row in rows if row.speeds and row.run.number is not None]
-        return by_script(own)
+        return by_script(row for row in rows if row.speeds and row.run.number is not None)
 
     @property
     def baseline(self) -> Row:

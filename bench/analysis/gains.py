@@ -39,7 +39,7 @@ class Gain:
         return self.significance in SIGNIFICANT
 
     @property
-    def precision(self) -> float:
+    def narrowness(self) -> float:
         """The lower end of the interval over the upper one; 0 without an interval."""
         if not self.interval:
             return 0.0
@@ -53,10 +53,11 @@ def best(
     preferred; None without any."""
     gains = list(gains)
     for source in prefer:
-        own = [gain for gain in gains if gain.source == source]
-        if own:
-            # Of equals the last one: machines are sorted by name.
-            return max(reversed(own), key=attrgetter("precision"))
+        of_source = [gain for gain in gains if gain.source == source]
+        # Of equals the last one: the gains are sorted by their machines' names.
+        narrowest = max(reversed(of_source), key=attrgetter("narrowness"), default=None)
+        if narrowest:
+            return narrowest
     return None
 
 

@@ -18,9 +18,9 @@ class Limit(NamedTuple):
 
 
 def limit_of(row: Row) -> Limit | None:
-    """Returns the limit of a step whose matmuls run at this machine's rate, and which moves the
-    bytes of its logits and of AdamW's update at that of a copy; all else is free. None where a rate
-    wasn't measured."""
+    """Returns the limit of a row's step: its matmuls run at this machine's rate, the bytes of its
+    logits and of AdamW's update move as fast as in a copy, and all else takes no time. None where
+    a rate wasn't measured."""
     if not row.record:
         return None
     config, copy_rate = row.record.config, row.measured.copy_rate

@@ -128,7 +128,7 @@ def mean_ratio(one: Values, other: Values) -> float | None:
 
 
 def in_rounds_of_all(rows: dict[str, Logs]) -> dict[str, Logs]:
-    """Returns of each row the rounds that all rows have."""
+    """Returns the rows without the rounds that another row lacks."""
     if not rows:
         return {}
     rounds = sorted(set.intersection(*map(set, rows.values())))
@@ -168,12 +168,13 @@ def pooled_means(rows: dict[str, Logs]) -> dict[str, Estimate]:
     values = {name: without_shifts(logs, shifts) for name, logs in rows.items()}
     # The shifts, which are medians, took about this share of each row's own noise along.
     taken = 1 / len(rows)
-    variances = {name: variance(own) / (1 - taken) for name, own in values.items()}
-    usual = median(unbiased_median(variances[name], len(own) - 1) for name, own in values.items())
+    variances = {name: variance(logs) / (1 - taken) for name, logs in values.items()}
+    usual = median(unbiased_median(variances[name], len(logs) - 1) for name, logs in values.items())
     baseline = next(iter(rows))
     priors = dict.fromkeys(rows, PRIOR) | {baseline: 0}
     means = {
-        name: mean_of_row(own, variances[name], usual, priors[name]) for name, own in values.items()
+        name: mean_of_row(logs, variances[name], usual, priors[name])
+        for name, logs in values.items()
     }
     return {name: estimate for name, estimate in means.items() if estimate.error > LEAST_ERROR}
 

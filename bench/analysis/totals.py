@@ -7,9 +7,9 @@ from pathlib import Path
 from bench.analysis.folders import machines, rows_in
 from bench.analysis.rows import Row, Rows
 from bench.catalogue import last_published_technique
-from bench.common import has_option
 from bench.measure.journal import read_journal
 from bench.measure.measurement import Measurement
+from bench.options import has_option
 
 
 def is_plain(row: Row) -> bool:
@@ -38,8 +38,9 @@ def rounds_of_both(row: Row) -> int:
 
 
 def headline_row(results: Path) -> Row | None:
-    """Returns the row whose speedup over its baseline stands for a folder: 01 beside 00, or the
-    last script of a ladder, where that is 01, too, and has more rounds; None without any."""
+    """Returns the row whose speedup over its baseline stands for a folder: 01 of the study
+    `stages`, or the ladder's last script, if it is 01 too and has more rounds; None without
+    either."""
     ladder = last_with_total(rows_in(results, "ladder"))
     alone = last_with_total([row for row in rows_in(results, "stages") if is_optimized(row)])
     if not ladder or not alone:
@@ -91,10 +92,10 @@ def models_of(measured: Measurement) -> set[str]:
 def total_of(rows: Rows) -> float | None:
     """Returns how many times as fast as 00 01 is, both at their own settings, or a ladder's last
     script where that is 01, too; None where one is missing."""
-    own = [row for row in rows if not has_option("--batch-size", row.run.options)]
-    if rows[0] not in own or not is_plain(rows[0]):
+    at_own_batch = [row for row in rows if not has_option("--batch-size", row.run.options)]
+    if rows[0] not in at_own_batch or not is_plain(rows[0]):
         return None
-    optimized = [row for row in own if is_optimized(row)]
+    optimized = [row for row in at_own_batch if is_optimized(row)]
     if not optimized:
         return None
     return optimized[-1].factor_baseline

@@ -60,9 +60,12 @@ class Training:
 
     @property
     def first_step_excess(self) -> float:
-        """The seconds, compilation above all, that the first step takes more than a median one."""
-        median_step = self.record.tokens_per_step / self.tok_per_sec  # type: ignore[operator]
-        return self.record.first_step_seconds - median_step  # type: ignore[operator]
+        """The seconds, compilation above all, that the first step takes more than a median one.
+        Raises ValueError for a run that isn't complete."""
+        speed, first_step = self.tok_per_sec, self.record.first_step_seconds
+        if not speed or first_step is None:
+            raise ValueError(f"{self.record.name} has no speed")
+        return first_step - self.record.tokens_per_step / speed
 
     @property
     def train_seconds(self) -> float:

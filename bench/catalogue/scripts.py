@@ -117,36 +117,32 @@ class Scripts(Texts):
             return ddp
         return self.stage("01")
 
-    def variants(
-        self,
-        base: Run,
-        machine: Machine,
-        group: str | None = None,
-        names: Sequence[str] | None = None,
-    ) -> list[Run]:
-        """Returns the variants of `base`, 01 or 02: those of a group, those in `names`, or all but
-        the compiler's modes and checkpoints; each with every set of options that it is measured
-        with. In a name + joins variants, each with its first set, and options behind it take their
-        place: "data-workers --workers 8". Before a variant without dropout comes what it is
-        compared to, `base` without dropout. Raises UserError, StackError."""
-        _, *variants = self.with_variants(base, machine, group, names)
+    def variants(self, base: Run, machine: Machine, names: Sequence[str]) -> list[Run]:
+        """Returns the named variants of `base`, as with_variants() does, without it."""
+        _, *variants = self.with_variants(base, machine, names)
         return variants
 
-    def with_variants(
-        self,
-        base: Run,
-        machine: Machine,
-        group: str | None = None,
-        names: Sequence[str] | None = None,
-    ) -> list[Run]:
-        """Returns `base` and its variants(), as they are measured together. Raises as that."""
-        patches = variants_of(base, group)
-        if names is None:
-            names = [name for name in patches if group or name not in (COMPILER, CHECKPOINTS)]
-        choices = parse_variants(names, patches, base)
+    def with_variants(self, base: Run, machine: Machine, names: Sequence[str]) -> list[Run]:
+        """Returns `base`, 01 or 02, and the named variants of it, as they are measured together:
+        before a variant without dropout comes `base` without dropout, which it is compared to.
+
+        "A" is a variant, with each set of options that it is measured with. "A+B" joins variants,
+        each with its first set. "A --option 8" has the options behind it in place of those. Raises
+        UserError, StackError.
+        """
+        choices = parse_variants(names, variants_of(base), base)
         for choice in choices:
             self.check(choice)
         return runs_of(choices, base, machine)
+
+    @staticmethod
+    def variant_names(base: Run, group: str | None = None) -> list[str]:
+        """Returns the names of the variants of 01 or 02 in a group; without one those of all groups
+        but the compiler's modes and checkpoints. Raises StackError."""
+        names = list(variants_of(base, group))
+        if group:
+            return names
+        return [name for name in names if name not in (COMPILER, CHECKPOINTS)]
 
     def check(self, choice: Choice) -> None:
         """Raises StackError where joined variants don't go together."""

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from bench.catalogue.recipes import Recipe
 from bench.catalogue.runs import LOSSES, Run
 from bench.catalogue.techniques import effect_on_loss
-from bench.common import option_value, parse_options
 from bench.machine import Machine, lacking
+from bench.options import option_value, parse_options
 from gpt_speed.common import UserError
 from patches import stack
 
@@ -60,8 +60,9 @@ def first_part(name: str) -> str:
 
 
 def choices_of(script: str, patches: list[stack.Patch], typed: list[str]) -> list[Choice]:
-    """Returns a script with the options that were typed, or else with those that it is measured
-    with: one variant with each of its sets, joined variants with the first set of each."""
+    """Returns a script with the options that were typed. Without any it has those that it is
+    measured with: a single variant comes once with each of its sets, joined ones with the first set
+    of each."""
     if len(patches) == 1 and not typed:
         return [
             Choice(script, patches, options, needs) for options, needs in patches[0].option_sets

@@ -10,10 +10,13 @@ class Command(Subcommand):
     """A subcommand that isn't a study."""
 
     def run(self, setup: Setup) -> int:
-        """Prints the answer; returns the exit code. Raises what measure.main prints."""
-        print(self.answer(setup))
+        """Prints the answer, if there is one; returns the exit code. Raises what
+        bench.terminal.exit_code_of prints."""
+        answer = self.answer(setup)
+        if answer:
+            print(answer)
         return 0
 
     def answer(self, setup: Setup) -> str:
-        """Returns what it prints. Raises as `run`."""
+        """Does what it is for, and returns what it prints. Raises as `run`."""
         raise NotImplementedError

@@ -67,7 +67,8 @@ def write_pages(result: dict, page: Path) -> list[Path]:
 
 
 def page_in(results: Path, name: str) -> Path:
-    """Returns the file of a page: in the folder of results, if one was named, else here."""
+    """Returns the file of a page: in the current folder, unless another folder of results than this
+    clone's own was asked for."""
     if results == ROOT / "results":
         return Path.cwd() / name
     return results / name
@@ -75,7 +76,8 @@ def page_in(results: Path, name: str) -> Path:
 
 def locked_for_audit() -> AbstractContextManager[None]:
     """Lets nothing be measured beside an audit. Of torchrun's ranks the first one of each machine
-    locks for all; what the others have started isn't left over. Raises as `alone`."""
+    locks for all of them, and doesn't take the others for processes that were left over. Raises
+    UserError, OSError."""
     if not os.environ.get("RANK"):
         return alone()
     if os.environ.get("LOCAL_RANK", "0") == "0":

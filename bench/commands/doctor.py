@@ -7,11 +7,12 @@ from pathlib import Path
 from bench import processes
 from bench.catalogue import STAGES, Run
 from bench.commands import Command
-from bench.common import BUILD, other_text, relative, tokens_in, write_whole
+from bench.common import BUILD, relative, write_whole
+from bench.corpus import other_text, tokens_in
 from bench.machine import release, trained_in
 from bench.measure.environment import missing_here
 from bench.measure.plan import Setup
-from bench.predict.batches import BATCH_OF, batches_that_fit
+from bench.predict.batches import BATCH_OF, Fit, batches_that_fit, fit_here
 from gpt_speed.common import UserError
 
 REPEATS_MASKS = 2, 13  # the first such release of PyTorch, with dropout on a GPU: docs/upstream.md
@@ -43,19 +44,27 @@ class Doctor(Command):
 
 
 def gpu_lines(setup: Setup) -> list[tuple[str, str]]:
-    """Returns which GPUs there are, and the batch sizes that fit them."""
-    machine, batches = setup.machine, batches_that_fit(setup, composed=True)
+    """Returns which GPUs there are, and the batch sizes that fit them, unless the options choose
+    one."""
+    machine, fit = setup.machine, fit_here(setup, composed=True)
     gpus = (
         f"{machine['gpus']} × {machine['name']}, compute capability {machine['capability']},"
         f" driver {machine['driver'] or 'unknown'}"
     )
-    sizes = ", ".join(f"{batch} in place of {usual}" for usual, batch in batches.items())
-    lines = [("GPU", gpus), ("batch size", sizes or "8 and 32, as published")]
+    lines = [("GPU", gpus)]
+    if fit:
+        lines.append(("batch size", batch_sizes(fit)))
     if release(machine["torch"]) >= REPEATS_MASKS:
         lines.append(
             ("dropout", "compiled, its masks are reported to repeat; PyTorch 2.11 is right")
         )
     return lines
+
+
+def batch_sizes(fit: Fit) -> str:
+    if fit.unknown:
+        return f"not known: {fit.unknown}"
+    return ", ".join(fit.changes_in_words) or "8 and 32, as published"
 
 
 def tokens_line(data: Path) -> str:

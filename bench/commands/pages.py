@@ -12,7 +12,7 @@ from bench.measure.plan import Setup
 from bench.measure.run import Resume, run_study
 from bench.predict.batches import batches_that_fit
 from bench.processes import prepare_tokens
-from bench.report.page import write_page
+from bench.report.page import PAGE, write_page
 from bench.report.readme import write_readme
 from bench.studies import Study, add_techniques, all_studies
 from bench.subcommands import above_0, positive
@@ -113,9 +113,9 @@ def make_report(studies: list[Study], setup: Setup) -> int:
     try:
         measure_studies(jobs, progress, deadline)
     finally:
-        page = write_page(all_studies(), setup.results, progress.missing())
-    head = page.read_text(encoding="utf-8").partition("## ")[0]
-    print(f"\n{head}{relative(page)}, after {(time.monotonic() - began) / 60:.1f} minutes")
+        head = write_page(all_studies(), setup.results, progress.missing())
+    minutes = (time.monotonic() - began) / 60
+    print(f"\n{head}\n{relative(setup.results / PAGE)}, after {minutes:.1f} minutes")
     return int(progress.has_failed or bool(progress.refused))
 
 

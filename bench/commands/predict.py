@@ -6,9 +6,9 @@ from argparse import ArgumentParser, Namespace
 
 from bench.catalogue import GPUS, Run
 from bench.commands import Command
-from bench.common import has_option
 from bench.machine import Machine
 from bench.measure.plan import Setup
+from bench.options import has_option
 from bench.predict import shipped
 from bench.predict.code_hash import code_of
 from bench.predict.forecast import Forecast, Offer, span
@@ -70,19 +70,23 @@ class Predict(Command):
         add_tracing_options(parser)
 
     def answer(self, setup: Setup) -> str:
-        args = setup.args
         if any(has_option(name, setup.options) for name in ("--batch-size", "--model")):
             raise UserError("--batch-size and --model go before --", 2)
-        if args.gpu.strip().lower() == "list":
+        if setup.args.gpu.strip().lower() == "list":
             return list_of_cards()
-        gpus, names = parse_gpus(args.gpu)
-        offers = offers_of(args, names)
-        smallest = min(offer.card.mib for offer in offers) - OTHERS
-        if args.all:
-            wanted = [program_of(setup.scripts, *pair) for pair in shipped.wanted()]
-            return predict_all(wanted, setup.results, Sizes(smallest), args.retrace)
-        runs = runs_asked_for(setup, gpus)
-        return answer_text(setup, forecasts(setup, offers, runs, Sizes(smallest, args.batch_size)))
+        gpus, names = parse_gpus(setup.args.gpu)
+        offers = offers_of(setup.args, names)
+        room = min(offer.card.mib for offer in offers) - OTHERS  # for a script, on the smallest
+        if setup.args.all:
+            return predict_what_pages_show(setup, Sizes(room))
+        sizes = Sizes(room, setup.args.batch_size)
+        return answer_text(setup, forecasts(setup, offers, runs_asked_for(setup, gpus), sizes))
+
+
+def predict_what_pages_show(setup: Setup, sizes: Sizes) -> str:
+    """Predicts all that the pages show; returns how many programs are predicted. Raises OSError."""
+    programs = [program_of(setup.scripts, script, options) for script, options in shipped.wanted()]
+    return predict_all(programs, setup.results, sizes, setup.args.retrace)
 
 
 def list_of_cards() -> str:
@@ -263,7 +267,7 @@ def variants_asked_for(setup: Setup, gpus: int) -> list[Run]:
     for variant in (setup.args.variants or "").split(","):
         if variant.strip():
             base = scripts.base_of(variant, gpus)
-            runs += scripts.variants(base, Machine(gpus=gpus), names=[variant])
+            runs += scripts.variants(base, Machine(gpus=gpus), [variant])
     return runs
 
 
@@ -308,8 +312,8 @@ def answer_text(setup: Setup, rows: list[Forecast]) -> str:
 
 
 def forecast_table(rows: list[Forecast], cards: int, args: Namespace) -> Table:
-    """Returns at which batch and how fast each script is on each card; of a single card where the
-    time of a step goes; and if asked for how long args.tokens take, and what they cost."""
+    """Returns the batch size and speed of each script on each card. Of a single card it has where a
+    step's time goes; with args.tokens how long these take, and what they cost."""
     columns = [
         text_col("card", "offer.name"),
         num_col("GB", "card_gb", ".0f"),

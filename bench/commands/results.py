@@ -43,30 +43,30 @@ class Compare(Command):
             )
 
     def answer(self, setup: Setup) -> str:
-        one, other = setup.args.A, setup.args.B
-        rows, others = map(ladder_in, (one, other))
-        options, other_options = rows.measured.options, others.measured.options
-        if options != other_options:
-            raise UserError(f"measured with different options: {options}, {other_options}")
+        in_a, in_b = ladder_in(setup.args.A), ladder_in(setup.args.B)
+        options = [rows.measured.options for rows in (in_a, in_b)]
+        if options[0] != options[1]:
+            raise UserError(f"measured with different options: {options[0]}, {options[1]}")
         return "\n\n".join(
             [
-                f"A, {one}: {described(rows)}",
-                f"B, {other}: {described(others)}",
-                markdown(speedups_table(rows, others)),
+                f"A, {setup.args.A}: {described(in_a)}",
+                f"B, {setup.args.B}: {described(in_b)}",
+                markdown(speedups_table(in_a, in_b)),
             ]
         )
 
 
 def described(rows: Rows) -> str:
     """Returns what a ladder was measured on, when, and how fast its first script is there."""
-    speed = f"{rows[0].label}: {fmt(rows[0].tok_per_sec, ',.0f')} tok/sec."
-    return f"{machine_note(rows)} {provenance([rows.measured])} {speed}"
+    first = rows[0]
+    speed = fmt(first.tok_per_sec, ",.0f", " tok/sec") or first.error or "no figures"
+    return f"{machine_note(rows)} {provenance([rows.measured])} {first.label}: {speed}."
 
 
-def speedups_table(rows: Rows, others: Rows) -> Table:
+def speedups_table(in_a: Rows, in_b: Rows) -> Table:
     """Returns the techniques that come after the same one in both ladders, and whether
     their speedups differ. Raises UserError where there are none."""
-    pairs = pairs_of(rows, others)
+    pairs = pairs_of(in_a, in_b)
     if not pairs:
         raise UserError("the two ladders have no technique in common with the same one before it")
     return Table(
@@ -102,20 +102,21 @@ class Pair(NamedTuple):
     def difference(self) -> Estimate | None:
         """Returns by how much the logarithm of its speedup is larger in A; None where one ladder
         has too few rounds to tell."""
-        one, other = self.in_a.speedup().estimate, self.in_b.speedup().estimate
-        if not one or not other:
+        in_a, in_b = self.in_a.speedup().estimate, self.in_b.speedup().estimate
+        if not in_a or not in_b:
             return None
-        return one.minus(other)
+        return in_a.minus(in_b)
 
 
-def pairs_of(rows: Rows, others: Rows) -> list[Pair]:
+def pairs_of(in_a: Rows, in_b: Rows) -> list[Pair]:
     """Returns the techniques that have a speedup in both ladders, over the same script."""
-    by_step = {step_of(row): row for row in others if row.factor}
-    pairs = []
-    for row in rows:
-        if row.factor and step_of(row) in by_step:
-            pairs.append(Pair(row, by_step[step_of(row)]))
-    return pairs
+    steps_of_a, steps_of_b = steps_in(in_a), steps_in(in_b)
+    return [Pair(row, steps_of_b[step]) for step, row in steps_of_a.items() if step in steps_of_b]
+
+
+def steps_in(ladder: Rows) -> dict[tuple[str, str], Row]:
+    """Returns the rows that have a speedup, by step_of."""
+    return {step_of(row): row for row in ladder if row.factor}
 
 
 def step_of(row: Row) -> tuple[str, str]:
@@ -169,9 +170,9 @@ class Pack(Command):
         results, target = setup.results, target_of(setup.args.name)
         with locked(results):
             write_complete_page(results)
-            copy_results(results, target)
+            count = copy_results(results, target)
         return (
-            f"{len([*target.iterdir()])} files in {relative(target)}\n"
+            f"{count} files in {relative(target)}\n"
             f"{more_rounds(results)}"
             "Now write its README.md (docs/results.md says what it has to state), and run"
             " python measure.py readme"
@@ -201,17 +202,25 @@ def write_complete_page(results: Path) -> None:
         raise UserError(f"{relative(results)} is damaged: {error!r}")
 
 
-def copy_results(results: Path, target: Path) -> None:
-    """Makes a folder of what is shared of results: whole, or not at all. Raises OSError."""
+def copy_results(results: Path, target: Path) -> int:
+    """Makes a folder of what is shared of results: whole, or not at all. Returns how many files
+    that are. Raises OSError."""
+    files = [path for path in results.iterdir() if is_shared(path)]
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".packing-", dir=target.parent) as scratch:
         copy = Path(scratch, target.name)
         copy.mkdir()
-        for path in results.iterdir():
-            is_copied = path.suffix in COPIED and not path.name.endswith(".trace.json")
-            if is_copied and path.is_file() and not path.is_symlink():
-                shutil.copyfile(path, copy / path.name)
+        for path in files:
+            shutil.copyfile(path, copy / path.name)
         copy.rename(target)
+    return len(files)
+
+
+def is_shared(path: Path) -> bool:
+    """Returns whether a file of results is for others to read. A trace is too large."""
+    if path.suffix not in COPIED or path.name.endswith(".trace.json"):
+        return False
+    return path.is_file() and not path.is_symlink()
 
 
 def what_is_missing(results: Path) -> list[str]:
@@ -266,9 +275,9 @@ def more_rounds(results: Path) -> str:
     rounds = rounds_in(results)
     if any(rounds[study] >= enough for study, enough in ENOUGH.items()):
         return ""
-    most = max(rounds.values())
-    words = f"Only {most} rounds"
-    if most == 1:
+    most_rounds = max(rounds.values())
+    words = f"Only {most_rounds} rounds"
+    if most_rounds == 1:
         words = "Single runs, no significance"
     return (
         f"{words}: better {ENOUGH['stages']} rounds of stages, or {ENOUGH['ladder']} of a"

@@ -1,17 +1,9 @@
-"""Says what this machine is and lacks, without PyTorch.
+"""Says what this machine is and lacks, without PyTorch."""
 
-    python -m bench.measure.environment QUESTION  # one of bench.measure.hardware.ANSWERS, as JSON
-
-Only those load PyTorch, in a process of its own, so that the one that asks never holds memory of
-the GPU.
-"""
-
-import json
 import os
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -141,9 +133,9 @@ def install(capability: float, driver: int = 99_999) -> str | None:
 
 
 def nvidia_smi(fields: str) -> list[str]:
-    """Returns of each GPU what nvidia-smi tells to programs; what it prints for people changes.
-    Returns nothing where it isn't there or fails. A line that isn't of such fields, as "[N/A]" or
-    the text of an error, tells nothing: nvidia-smi may print that and exit with 0."""
+    """Returns a line for each GPU, with these fields as nvidia-smi tells them to programs; none
+    where it isn't there or fails. A line in another form is left out: nvidia-smi may print "[N/A]"
+    or an error's text and exit with 0."""
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
@@ -167,9 +159,3 @@ def missing_here(machine: Machine, compile_fails: str | None) -> list[str]:
     if not shutil.which("git"):
         missing.append("git, which leave-one-out and patches/stack.py need: `apt install git`")
     return missing
-
-
-if __name__ == "__main__":
-    from bench.measure import hardware
-
-    print(json.dumps(hardware.ANSWERS[sys.argv[1]]()))

@@ -1,10 +1,15 @@
 """Says what PyTorch tells of this machine, and how fast it multiplies matrices.
 
-Nothing here multiplies in bfloat16 on a machine whose scripts train in float32.
+    python -m bench.measure.hardware QUESTION  # one of ANSWERS, as JSON
+
+It runs in a process of its own, so that the one that asks never holds memory of the GPU. Nothing
+here multiplies in bfloat16 on a machine whose scripts train in float32.
 """
 
+import json
 import os
 import platform
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -79,9 +84,9 @@ def torch_build() -> environment.Build:
 
 
 def gpu_count() -> int:
-    """Returns how many GPUs PyTorch can use. Before CUDA has started it takes the count of NVIDIA's
-    library, which has all GPUs where the driver is too old for this PyTorch, and whole ones where
-    they are cut up (MIG)."""
+    """Returns how many GPUs PyTorch can use. CUDA is started first: before that PyTorch takes the
+    count of NVIDIA's library, which is wrong where the driver is too old for this PyTorch, or where
+    GPUs are cut up (MIG)."""
     if cuda_error():
         return 0
     return torch.cuda.device_count()
@@ -175,7 +180,7 @@ def matmul_rate() -> float:
     return machine.product_rate(best_dtype()[0], minimum=0.2)
 
 
-ANSWERS: dict[str, Callable[[], Any]] = {  # to what bench.measure.environment is asked
+ANSWERS: dict[str, Callable[[], Any]] = {  # by the question
     "this_machine": this_machine,
     "look": look,
     "compile_error": compile_error,
@@ -185,3 +190,7 @@ ANSWERS: dict[str, Callable[[], Any]] = {  # to what bench.measure.environment i
     "matmul_rate": matmul_rate,
     "rank_count": rank_count,
 }
+
+
+if __name__ == "__main__":
+    print(json.dumps(ANSWERS[sys.argv[1]]()))

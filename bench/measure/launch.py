@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -44,7 +45,7 @@ def command_of(
 ) -> list[Any]:
     """Returns the command line of a run, whose record goes to a folder in `scratch`."""
     run = job.run
-    own = {
+    of_every_run = {
         "--name": run.name,
         "--device": setup.device,
         "--data": setup.data,
@@ -56,7 +57,7 @@ def command_of(
         *launcher_of(run),
         *study.driver(setup, run),
         setup.write_script(run),
-        *chain.from_iterable(own.items()),
+        *chain.from_iterable(of_every_run.items()),
         *length.options,
         *setup.options,
         *(scratch if option == SCRATCH else option for option in run.options),
@@ -90,7 +91,7 @@ class Ended:
     code: int | None  # None: it was killed, since it took too long
     err: str  # what it wrote to stderr, or why it was killed
     seconds: float
-    # Programs that Linux has ended meanwhile for want of RAM, of whomever; None: not known.
+    # How many programs, of any user, Linux has ended meanwhile for want of RAM; None: not known.
     out_of_ram: int | None = None
 
 
@@ -99,25 +100,34 @@ def run_job(
 ) -> Result:
     """Runs it, and adds it to the journal. Raises UserError, OSError, Interrupted."""
     journal = journal_of(setup.results, study.name)
-    BUILD.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=BUILD, ignore_cleanup_errors=True) as name:
-        scratch = Path(name)
+    cache = compiler_cache(job, measurement)
+    if job.round <= measurement.plan.cold_rounds:
+        remove_built(cache)
+    with scratch_folder() as scratch:
         command = command_of(study, job, setup, length, scratch)
-        cache = compiler_cache(job, measurement)
         begin = begin_event(job, measurement, command, cache)
         append(journal, begin)
         environment = cache_variables(cache) | study.variables | job.run.variables
         timeout = HANG_SECONDS + 5 * length.seconds
         ended = run_until(timeout, command, study.cores(job.run), environment)
         check_inputs(job.run, measurement, study, setup)
-        rate, interruption = rate_or_interruption()
-        # What the study takes is of the journal's newest run: both are written at once.
-        events, outcome = take_results(scratch / "results", ended, study, setup)
-        end = end_event(ended, outcome, rate)
-        append(journal, *events, end)
-    if interruption:
-        raise interruption
+        rate = None
+        try:
+            rate = matmul_rate()
+        finally:  # so that an interrupt meanwhile doesn't cost the run that has ended
+            # What the study takes is of the journal's newest run: both are written at once.
+            events, outcome = take_results(scratch / "results", ended, study, setup)
+            end = end_event(ended, outcome, rate)
+            append(journal, *events, end)
     return make_result(begin, events, end)
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Gives a new folder in build/, and removes it at the end."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=BUILD, ignore_cleanup_errors=True) as name:
+        yield Path(name)
 
 
 def take_results(
@@ -189,8 +199,8 @@ def programs_out_of_ram() -> int | None:
 
 
 def source_of(run: Run, study: Measurable, setup: Setup) -> str:
-    """Returns the SHA-256 of what a run's results come from: of its script; where another program
-    runs that, or one of them imports files, of a list of all that. Raises UserError, StackError,
+    """Returns the SHA-256 of all code that a run's results come from: its script, the program that
+    runs it, and the files of this repository that these import. Raises UserError, StackError,
     OSError."""
     script = sha256(setup.scripts.text(run.script))
     driver = [word_or_content(word) for word in study.driver(setup, run)]
@@ -216,15 +226,6 @@ def check_inputs(run: Run, measurement: Measurement, study: Measurable, setup: S
         raise UserError(f"{relative(run.script)} was edited while it ran: --resume repeats it")
 
 
-def rate_or_interruption() -> tuple[float | None, BaseException | None]:
-    """Returns this machine's matmul throughput, or what interrupted the measurement of that, so
-    that the run before it isn't lost."""
-    try:
-        return matmul_rate(), None
-    except BaseException as interruption:
-        return None, interruption
-
-
 def matmul_rate() -> float | None:
     """Returns this machine's matmul throughput at this moment; None where it can't be measured, and
     prints why."""
@@ -237,14 +238,11 @@ def matmul_rate() -> float | None:
 
 def compiler_cache(job: Job, measurement: Measurement) -> Path:
     """Returns the folder of what torch.compile keeps, one for each script, options and
-    environment, so that studies share it. Empties it in the rounds that compile again."""
+    environment, so that studies share it."""
     key = [measurement.sources[job.run.name], job.run.options, measurement.options]
     if job.run.python:
         key.append(str(job.run.python))
-    cache = BUILD / "compiler-cache" / sha256(json.dumps(key).encode())[:16]
-    if job.round <= measurement.plan.cold_rounds:
-        remove_built(cache)
-    return cache
+    return BUILD / "compiler-cache" / sha256(json.dumps(key).encode())[:16]
 
 
 def cache_variables(cache: Path) -> dict[str, str]:
@@ -278,7 +276,7 @@ def if_killed_for_its_time(ended: Ended, events: list[dict]) -> Outcome | None:
 def if_a_rank_failed_first(ended: Ended, events: list[dict]) -> Outcome | None:
     """Tells by torchrun, unless a rank has named its error; where a rank was killed, the others'
     errors follow from that."""
-    failures = own_failures(ended.err)
+    failures = rank_failures(ended.err)
     killed = [failure for failure in failures if failure.code == KILLED]
     if not failures or (processes.ERROR.search(ended.err) and not killed):
         return None
@@ -348,7 +346,7 @@ class RankFailure(NamedTuple):
     pid: str
 
 
-def own_failures(err: str) -> list[RankFailure]:
+def rank_failures(err: str) -> list[RankFailure]:
     """Returns the ranks that torchrun says failed, the first failure first, without those that it
     ended itself because of another one."""
     report = re.findall(r"rank +: (\d+) .*\n +exitcode +: (-?\d+) \(pid: (\d+)\)", err)

@@ -15,8 +15,8 @@ PATIENCE = 30  # seconds: torchrun gives its ranks as many
 
 @contextmanager
 def locked(folder: Path, refusal: str = "") -> Iterator[None]:
-    """Raises UserError where another process has locked this folder, OSError where none can. The
-    lock ends with the process, however that ends."""
+    """Locks a folder until its end, or until the process ends in any way. Raises UserError, with
+    the `refusal`, where another process has locked it; OSError where locking isn't possible."""
     from filelock import FileLock, Timeout  # which PyTorch brings along
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -40,8 +40,8 @@ def left_over() -> list[int]:
 
 @contextmanager
 def measuring(results: Path) -> Iterator[None]:
-    """Locks a folder of results, and is `alone`. Raises as that, also where another process
-    measures into the folder."""
+    """Lets nothing else be measured in this clone, nor into this folder of results. Raises
+    UserError where something is, OSError where locking isn't possible."""
     lock: AbstractContextManager[None] = locked(results)
     if results.resolve() == common.BUILD.resolve():
         lock = nullcontext()  # `alone` locks that one
@@ -51,15 +51,16 @@ def measuring(results: Path) -> Iterator[None]:
 
 def clone_locked() -> AbstractContextManager[None]:
     """Locks all of this clone's measurements: two at once would distort each other, and share the
-    compiler's cache, which cold rounds empty. Raises as `locked`."""
+    compiler's cache, which cold rounds empty. Raises UserError where another one runs, OSError
+    where locking isn't possible."""
     refusal = "another measurement of this clone is running: two at once would distort each other"
     return locked(common.BUILD, refusal)
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Locks this clone, as `clone_locked`. Raises as that, and UserError where another measurement
-    is killed but still has processes."""
+    """Lets nothing else be measured in this clone. Raises UserError where something is, or where
+    processes of a measurement that was killed still run; OSError where locking isn't possible."""
     with clone_locked():
         left = left_over()
         if left:

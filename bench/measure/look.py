@@ -1,4 +1,4 @@
-"""This machine, asked once for a folder of results: results/machine.json."""
+"""This machine, as a folder of results has it: results/machine.json."""
 
 import json
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 from bench import processes
 from bench.common import ELSEWHERE, read_kept, relative, write_whole
 from bench.machine import Machine, machine_difference
+from bench.measure.environment import missing_here
 from bench.measure.journal import newest, read_journal
 from gpt_speed.common import UserError
 
@@ -20,12 +21,12 @@ def describe_here() -> Machine:
 
 
 def look_at(results: Path) -> dict:
-    """Returns what bench.measure.hardware.look sees here, and keeps it in a folder of results.
-    Raises UserError where that holds another machine's report, or a measurement that would stand
-    in this one's."""
-    here, look = describe_here(), read_look(results)
-    if look:
-        different = machine_difference(look["machine"], here)
+    """Returns what bench.measure.hardware.look sees here, and keeps it in a folder of results: what
+    takes long is measured once, what is missing is looked for each time. Raises UserError where
+    the folder holds another machine's report, or a measurement that would stand in this one's."""
+    here, earlier = describe_here(), read_look(results)
+    if earlier:
+        different = machine_difference(earlier["machine"], here)
         if different:
             raise UserError(
                 f"{relative(results)} holds the report of another machine or PyTorch"
@@ -34,8 +35,11 @@ def look_at(results: Path) -> dict:
     foreign = foreign_measurement(results, here)
     if foreign:
         raise UserError(f"{foreign}; {ELSEWHERE}")
-    if not look:
+    if earlier:
+        look = earlier | dict(missing=missing_here(here, earlier["compile_error"]))
+    else:
         look = processes.ask_machine("look")
+    if look != earlier:
         write_whole(results / "machine.json", json.dumps(look, indent=1))
     return look
 

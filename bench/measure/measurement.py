@@ -29,8 +29,7 @@ HEADER = dict(
 
 @dataclass
 class Measurement:
-    """A plan, and what has been measured of it so far; where, and of what, as far as it is known:
-    not of scripts that were started by hand."""
+    """A plan, and what has been measured of it so far; where that was, and of which inputs."""
 
     plan: Plan
     results: list[Result] = field(default_factory=list)
@@ -48,7 +47,7 @@ class Measurement:
     commit: str | None = None  # at the last start that measured
     lengths: dict[str, str] = field(default_factory=dict)  # options by which each run ends
     folder: Path = Path()  # in which the journal lies
-    planned: int | None = None  # rounds, where more were added after some had results
+    planned_rounds: int | None = None  # where more were added after some had results
     retry: set[tuple] = field(default_factory=set)  # keys of results that are to be tried again
     # How each run runs, or ran last, by its name: also of runs that the plan doesn't have any more.
     ways: dict[str, tuple] = field(init=False)
@@ -57,14 +56,14 @@ class Measurement:
         self.ways = {run.name: how_it_runs(run) for run in self.plan.runs}
 
     def take_over(self, earlier: "Measurement") -> set[str]:
-        """Takes over the results of an earlier start that count here, too, and how many rounds that
-        one had planned. Returns the names of the runs whose results don't count any more."""
+        """Takes over from an earlier start those of its results that still count, and how many
+        rounds it had planned. Returns the names of the runs whose results don't count any more."""
         self.ways = earlier.ways | self.ways
         self.results = [result for result in earlier.results if self.continues(earlier, result)]
         self.drop(self.names_of_another_length())
-        self.planned = earlier.planned
-        if self.planned is None and self.adds_rounds_to(earlier):
-            self.planned = earlier.plan.rounds
+        self.planned_rounds = earlier.planned_rounds
+        if self.planned_rounds is None and self.adds_rounds_to(earlier):
+            self.planned_rounds = earlier.plan.rounds
         return earlier.names_with_results() - self.names_with_results()
 
     def continues(self, earlier: "Measurement", result: Result) -> bool:
@@ -120,21 +119,26 @@ class Measurement:
         self.retry.discard(result.key)
 
     def differs_from(self, setup: Setup) -> str | None:
-        """Returns what of a setup is so different that figures of both can't be compared, None for
-        nothing. Tokens that aren't there yet differ from none."""
+        """Returns what of a setup is so different that figures of both can't be compared; None for
+        nothing."""
         different = machine_difference(self.machine, setup.machine)
         if different:
             return f"on another machine or PyTorch ({different})"
         if self.options != setup.options:
             return "with other options behind --"
-        today = data_of(setup.data)
-        if self.data and today and self.data != today:
+        if self.has_other_tokens(setup):
             return "with other tokens"
         return None
 
+    def has_other_tokens(self, setup: Setup) -> bool:
+        """Returns whether the tokens aren't those measured so far; where there are none yet, they
+        are no others."""
+        today = data_of(setup.data)
+        return bool(self.data and today and self.data != today)
+
     def check_tokens(self, setup: Setup) -> None:
         """Raises UserError where other tokens have taken the place of those measured so far."""
-        if self.differs_from(setup):  # the tokens alone can, once it has begun
+        if self.has_other_tokens(setup):
             raise UserError(f"{relative(setup.data)} has other tokens than were measured so far")
 
     @property
@@ -144,8 +148,9 @@ class Measurement:
 
     @property
     def peak(self) -> dict[str, float]:
-        """As matmul_peak. On a CPU that moment may have been a slow one: there that of the type
-        trained in is the rate after the best quarter of the runs, where that is higher."""
+        """The matmul_peak, corrected on a CPU, which may have been slow when that was measured: if
+        the rate in the type that is trained in was higher after a quarter of the runs, it is the
+        one that all of these reached."""
         rates = sorted(result.matmul_rate for result in self.results if result.matmul_rate)
         dtype = trained_in(self.machine)
         if self.machine["gpus"] or not rates or dtype not in self.matmul_peak:

@@ -3,7 +3,7 @@
 import argparse
 import random
 from collections.abc import Generator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,11 @@ SEED = 123
 # experiment at batch size 32.
 TOKENS = {"cuda": 393_216, "cpu": 16_384}
 SCRATCH = "{scratch}"  # in a run's options: a new folder, removed after the run
-# All runs of a table are timed over as many steps, whatever their batch: these, if neither takes
-# more. Noise is pooled among rows of equal steps.
+# All runs of a table are timed over equally many steps, whatever their batch, since noise is pooled
+# among rows of equal steps: at least over these.
 STEPS = {"cuda": 48, "cpu": 32}
-EVERY_ROUND = 10**6  # as cold_rounds: one compilation's luck isn't in all figures of a row
+# As cold_rounds of a Plan: so one lucky compilation isn't in all figures of a row.
+EVERY_ROUND = 10**6
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,47 @@ class Job:
 
 @dataclass(frozen=True)
 class Growth:
-    """How sizes grow from run to run. One that doesn't fit is no failure, and ends the growth: none
-    is tried after a run that failed or, by its estimated memory, wasn't tried."""
+    """How sizes grow from run to run. A size that doesn't fit is no failure, but no larger one is
+    tried after it."""
 
-    memory: float  # how many times the memory of the run before it a run takes, about
-    limit_gb: float | None = None  # a run that by this would take more isn't tried (None: no limit)
+    memory: float  # a run takes about so many times the memory of the run before it
+    limit_gb: float | None = None  # a run that would take more by this estimate isn't tried
+
+
+@dataclass(frozen=True)
+class EqualSteps:
+    """How runs end that are compared step by step: all train for equally many steps."""
+
+    # Of each process, at least; losses are compared after them (None: at the end of each run).
+    tokens: int | None = None
+    min_steps: int = 1  # where these tokens are fewer
+
+    @property
+    def loss_tokens(self) -> int | None:
+        """After how many tokens losses are compared; None: at the end of each run."""
+        return self.tokens
+
+
+@dataclass(frozen=True)
+class WholeScript:
+    """How runs end that are compared as a whole: where their scripts do, unless what follows ends
+    them before."""
+
+    epochs: int | None = None  # None: as many as the script has
+    tokens: int | None = None  # of each process, in all
+    # Validation losses, by what they are in words. The lowest one ends a run.
+    targets: dict[str, float] = field(default_factory=dict)
+    log_tokens: int | None = None  # from one log line to the next; None: as the script has it
+
+    @property
+    def loss_tokens(self) -> int | None:
+        """After how many tokens losses are compared; None: at the end of each run."""
+        if self.targets:
+            return None
+        return self.tokens
+
+
+PlanLength = EqualSteps | WholeScript
 
 
 @dataclass
@@ -54,21 +91,16 @@ class Plan:
 
     runs: list[Run]
     kind: str = ""  # what sets it apart in its study, such as "gpt2-medium"
-    rounds: int | None = None  # (None: as many as the study has)
-    tokens: int | None = None  # per process: where losses are compared (None: at a run's end)
-    epochs: int | None = None  # of every run of full length (None: as many as its script has)
-    seed_noise: int = 0  # runs of the baseline that each round adds, with new seeds
-    order: int | None = None  # the seed of the order of runs in each round (None: as they stand)
-    full_length: bool = False  # every run is as long as its script alone, or has `tokens` in all
-    cold_rounds: int = 1  # that compile again, so that their first step tells how long it takes
+    length: PlanLength = EqualSteps()
+    rounds: int | None = None  # None: as many as the study has
+    seed_noise: int = 0  # further runs of the baseline in each round, with seeds of their own
+    order: int | None = None  # seed of the order of runs in each round; None: as they stand here
+    cold_rounds: int = 1  # so many rounds compile again: their first step tells how long that takes
     first_seed: int = SEED
     new_seeds: bool = False  # round k has the seed first_seed + k - 1; else all have first_seed
-    log_tokens: int | None = None  # from one log line to the next (None: lines where they matter)
-    # Losses by what they are, in words; the lowest ends a run.
-    targets: dict[str, float] = field(default_factory=dict)
-    min_steps: int = 1  # of every run, if its tokens are fewer
     growth: Growth | None = None  # where sizes grow until one doesn't fit
-    batches: dict[int, int] = field(default_factory=dict)  # in place of these batch sizes, to fit
+    # The batch sizes that take the place of published ones, where those don't fit the GPU.
+    batches: dict[int, int] = field(default_factory=dict)
 
     def seed_of(self, number: int) -> int:
         """Returns the seed of all runs in round `number`, which counts from 1."""
@@ -82,8 +114,7 @@ class Plan:
         return range(first, first + self.seed_noise)
 
     def jobs(self) -> list[Job]:
-        """Returns what there is to run, in order, by `rounds`. Of two rounds the second one has the
-        order of the first backwards, so that a machine that drifts hits all alike."""
+        """Returns every run of every round, in the order in which they run."""
         rounds = range(1, (self.rounds or 1) + 1)
         return [job for number in rounds for job in self.in_order(number, self.jobs_of(number))]
 
@@ -97,7 +128,9 @@ class Plan:
         return jobs
 
     def in_order(self, number: int, jobs: list[Job]) -> list[Job]:
-        """Returns the jobs of round `number` in the order in which they run."""
+        """Returns the jobs of round `number` in the order in which they run. Of each two rounds the
+        second has the order of the first backwards, so that a drift of the machine affects all runs
+        alike."""
         if self.order is None:
             return jobs
         is_second, first = number % 2 == 0, number  # of the two rounds that share an order
@@ -115,16 +148,26 @@ class Plan:
 
     @property
     def loss_tokens(self) -> int | None:
-        """Where losses are compared; None: at a run's end."""
-        return None if self.targets else self.tokens
+        """After how many tokens losses are compared; None: at the end of each run."""
+        return self.length.loss_tokens
+
+    @property
+    def targets(self) -> dict[str, float]:
+        """The validation losses that its runs are timed to; {}: none."""
+        if isinstance(self.length, WholeScript):
+            return self.length.targets
+        return {}
 
     def as_json(self) -> dict:
         """Returns it for a journal, with the names of the scripts."""
-        return asdict(self) | dict(runs=[run_as_json(run) for run in self.runs])
+        plan = asdict(self)
+        del plan["length"]
+        return plan | length_as_json(self.length) | dict(runs=[*map(run_as_json, self.runs)])
 
     @classmethod
     def from_json(cls, plan: dict) -> "Plan":
         """Returns the plan of a journal. Raises one of common.DAMAGE for something else."""
+        others = {name: value for name, value in plan.items() if name not in LENGTH_FIELDS}
         runs = [Run(**run) for run in plan["runs"]]
         runs = [run.replace(options=tuple(run.options)) for run in runs]
         growth = None
@@ -132,17 +175,37 @@ class Plan:
             growth = Growth(**plan["growth"])
         # JSON has the names of fields as texts.
         batches = {int(size): batch for size, batch in plan["batches"].items()}
-        return cls(**plan | dict(runs=runs, growth=growth, batches=batches))
+        length = length_from_json(plan)
+        return cls(**others | dict(runs=runs, growth=growth, batches=batches, length=length))
+
+
+# In a journal a plan has the fields of both lengths, and which of them is meant.
+LENGTH_FIELDS = {"full_length", *asdict(EqualSteps()), *asdict(WholeScript())}
+
+
+def length_as_json(length: PlanLength) -> dict:
+    which = dict(full_length=isinstance(length, WholeScript))
+    return asdict(EqualSteps()) | asdict(WholeScript()) | asdict(length) | which
+
+
+def length_from_json(plan: dict) -> PlanLength:
+    """Returns the length of a journal's plan, maybe an older one that lacks a field. Raises one of
+    common.DAMAGE for something else."""
+    kind: type[PlanLength] = EqualSteps
+    if plan["full_length"]:
+        kind = WholeScript
+    names = [part.name for part in fields(kind)]
+    return kind(**{name: plan[name] for name in names if name in plan})
 
 
 def run_as_json(run: Run) -> dict:
     """Returns the fields of a run that aren't the defaults; files by their names."""
     default = asdict(Run("", ""))
-    fields = {name: value for name, value in asdict(run).items() if value != default[name]}
-    for name, value in fields.items():
+    changed = {name: value for name, value in asdict(run).items() if value != default[name]}
+    for name, value in changed.items():
         if isinstance(value, Path):
-            fields[name] = value.name
-    return fields
+            changed[name] = value.name
+    return changed
 
 
 @dataclass
@@ -157,7 +220,7 @@ class Setup:
     options: list[str] = field(default_factory=list)  # for every script
     matmul_peak: dict = field(default_factory=dict)  # as Measurement has it, where it is known
     in_report: bool = False  # where a GPU's whole scripts are shorter
-    batches: dict[int, int] = field(default_factory=dict)  # in place of published ones, to fit
+    batches: dict[int, int] = field(default_factory=dict)  # as Plan has them
     configurations: dict[tuple, dict] = field(default_factory=dict)  # see sizing.configurations
 
     @property
@@ -193,8 +256,8 @@ class Measurable:
         raise NotImplementedError
 
     def later(self, setup: Setup, plan: Plan) -> list[Plan]:
-        """Returns plans as long as those that follow this one, to estimate their time: which runs
-        they will have may depend on its results. Raises as `plans`."""
+        """Returns plans that take as long as those that will follow this one, to estimate the time:
+        the real ones may depend on its results. Raises UserError, StackError."""
         return []
 
     def batches(self, setup: Setup) -> dict[int, int]:

@@ -23,7 +23,8 @@ from enum import StrEnum, auto
 from math import ceil
 from pathlib import Path
 
-from bench.common import other_text, relative
+from bench.common import relative
+from bench.corpus import other_text
 
 NUMBER = int | float
 LARGEST = 1e18  # what a number has to be below

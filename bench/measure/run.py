@@ -5,7 +5,7 @@ import shlex
 import time
 import zlib
 from collections.abc import Generator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from enum import Enum, auto
 from pathlib import Path
 
@@ -84,11 +84,12 @@ def next_plan(plans: Generator[Plan, Measurement, None], measurement: Measuremen
 def earlier_measurement(
     path: Path, plan: Plan, setup: Setup, resume: Resume, before: Sequence[Measurement]
 ) -> Measurement | None:
-    """Returns what a plan continues; None where a new measurement begins. It is the newest one of
-    its kind in the study's journal that isn't older than the first of those `before` it in the
-    study, on which it depends.
+    """Returns the measurement that a plan continues; None where a new one begins.
 
-    resume    that one is                     then
+    That is the newest of the plan's kind in the study's journal. Since a plan depends on those
+    `before` it in the study, an older one than the first of these doesn't count.
+
+    resume    the newest is                   then
     NEVER                                     a new one begins
     IF_ANY    not there                       a new one begins
     REQUIRED  not there                       UserError, unless only plans `before` it are there
@@ -99,8 +100,8 @@ def earlier_measurement(
         return None
     measured = read_journal(path)
     if before:
-        measured = [other for other in measured if other.time >= before[0].time]
-    same_kind = [other for other in measured if other.kind == plan.kind]
+        measured = [entry for entry in measured if entry.time >= before[0].time]
+    same_kind = [entry for entry in measured if entry.kind == plan.kind]
     if not same_kind:
         if resume is Resume.REQUIRED:
             check_may_begin(before, measured, path)
@@ -113,12 +114,13 @@ def earlier_measurement(
 
 
 def check_may_begin(before: Sequence[Measurement], measured: list[Measurement], path: Path) -> None:
-    """Raises UserError where a study that has to be resumed has nothing to resume. It has, where
-    all that its journal holds is of the plans before this one, which then begins anew."""
+    """Raises UserError where a study that has to be resumed has nothing to resume. Where its
+    journal only holds the plans before this one, it was interrupted there, and this one may
+    begin."""
     if not measured:
         raise UserError(f"nothing to resume in {relative(path)}", 2)
-    own_kinds = {measurement.kind for measurement in before}
-    if any(measurement.kind not in own_kinds for measurement in measured):
+    kinds_before = {measurement.kind for measurement in before}
+    if any(measurement.kind not in kinds_before for measurement in measured):
         # As with other --names.
         raise cannot_resume(path, "with other options of the study", Resume.REQUIRED)
 
@@ -131,9 +133,9 @@ def cannot_resume(path: Path, difference: str, resume: Resume) -> UserError:
 def other_settings(earlier: Plan, plan: Plan) -> str | None:
     """Returns the first field in which a plan differs from an earlier one, though it mustn't; None
     if there is none."""
-    names = [field.name for field in fields(plan) if field.name not in MAY_DIFFER]
-    for name in names:
-        if getattr(earlier, name) != getattr(plan, name):
+    settings = plan.as_json()
+    for name, value in earlier.as_json().items():
+        if name not in MAY_DIFFER and value != settings[name]:
             return f"with other settings: {name}"
     return None
 
@@ -218,6 +220,12 @@ class Runner:
         self.prepare_tokens()
         self.set_lengths(self.measure_peak())
 
+    def foresee(self, plan: Plan, rounds: int | None, matmul_peak: dict[str, float]) -> None:
+        """Does what `prepare` does, as far as nothing has to be measured or kept for it: for a dry
+        run. Raises UserError, StackError, OSError."""
+        self.set_plan(plan, rounds)
+        self.set_lengths(matmul_peak)
+
     def set_plan(self, plan: Plan, rounds: int | None) -> None:
         """Makes `plan` what is measured; results of runs that have changed since are dropped.
         Raises UserError, also for options that a script refuses, StackError, OSError."""
@@ -264,17 +272,17 @@ class Runner:
         return self.measurement.matmul_peak
 
     def set_lengths(self, matmul_peak: dict[str, float]) -> None:
-        """Finds out how long each run trains. Drops the results of those that were longer or
-        shorter than they would be now, and says which: all runs of a plan are as long, so that
-        another one among them may change that."""
+        """Finds out how long each run trains. Drops the results of runs that would be longer or
+        shorter now, and says which: all runs of a plan are equally long, so a new one among them
+        may make the others longer."""
         measurement = self.measurement
         self.lengths = sizing.lengths_of(measurement.plan, self.setup, self.configs, matmul_peak)
         measurement.lengths |= {
             name: shlex.join(map(str, length.options)) for name, length in self.lengths.items()
         }
-        other = measurement.names_of_another_length()
-        say_again(other, "of another length")
-        measurement.drop(other)
+        changed = measurement.names_of_another_length()
+        say_again(changed, "of another length")
+        measurement.drop(changed)
 
     def seconds_of(self, jobs: list[Job], afterwards: float = 0) -> float:
         """Returns about how many seconds some jobs take, with those of the plans `afterwards`."""
@@ -293,14 +301,14 @@ class Runner:
         """Prints a command of each run that is left, how often it runs, and what can't run."""
         jobs = self.measurement.jobs_left()
         for run in self.measurement.plan.runs:
-            own = [job for job in jobs if job.run.name == run.name]
+            jobs_of_run = [job for job in jobs if job.run.name == run.name]
             if run.error:
                 print(f"not run: {run.label}: {run.error}")
-            elif own:
+            elif jobs_of_run:
                 length, scratch = self.lengths[run.name], BUILD / "scratch"
-                command = command_of(self.study, own[0], self.setup, length, scratch)
+                command = command_of(self.study, jobs_of_run[0], self.setup, length, scratch)
                 typed = as_typed(command, run, run.python or "python")
-                print(f"{counted(len(own), 'run')}: {typed}")
+                print(f"{counted(len(jobs_of_run), 'run')}: {typed}")
 
     def describe(self, job: Job, result: Result) -> str:
         """Returns what a run brought; where a GPU's memory ran out, also what to type."""
@@ -324,14 +332,13 @@ class Runner:
 
 
 def dry_run(study: Measurable, setup: Setup, rounds: int | None, resume: Resume) -> None:
-    """Prints the commands that the study's first plan would run, and how long the whole study would
-    take, by what is measured already; it measures nothing, and leaves no results, only the scripts,
-    so that the commands can be typed. Raises as run_study."""
+    """Prints the commands that the study's first plan would run, and about how long the whole study
+    would take. It measures nothing; only the scripts are written, so that the commands can be
+    typed. Raises UserError, StackError, OSError."""
     first = next(study.plans(setup))
     peak = peak_of_before(setup)
     runner = Runner(study, first, setup, resume)
-    runner.set_plan(first, rounds)
-    runner.set_lengths(peak)
+    runner.foresee(first, rounds, peak)
     runner.print_commands()
     jobs = runner.measurement.jobs_left()
     runs, seconds = sizing.estimate_later(study, setup, first, rounds, peak)

@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 from bench import processes
 from bench.catalogue import Run
-from bench.common import BOOK_TOKENS, has_option, tokens_in
+from bench.corpus import BOOK_TOKENS, tokens_in
 from bench.machine import Machine, trained_in
-from bench.measure.plan import Job, Measurable, Plan, Setup
+from bench.measure.plan import EqualSteps, Job, Measurable, Plan, Setup, WholeScript
 from bench.measure.records import Result, comparison_point, tokens_per_step
+from bench.options import has_option
 from gpt_speed.cards import A100_FLOPS
 from gpt_speed.common import UserError
 
@@ -37,7 +38,7 @@ OWN_OPTIONS = {
 }
 WITHOUT_END = ("--epochs", 10**6)  # for a run that ends by its tokens, or at its target
 START_SECONDS = {"cuda": 40, "cpu": 10}  # until a run trains, about, whether it compiles or not
-RATE_SECONDS = 5  # about, in which the machine's matmul rate is measured after each run
+RATE_SECONDS = 5  # about; in them the machine's matmul rate is measured after each run
 DEMO_TOKENS = 40_960  # that a whole script trains on a CPU, by its own limit
 FLOAT32_SHARE = 0.5  # of the peak of matmuls that training in float32 reaches, about
 UNKNOWN_SPEED = 20_000  # tok/sec, where nothing is known of the machine or the script
@@ -61,7 +62,8 @@ def read_configurations(requests: list) -> list[dict]:
         messages = io.StringIO()
         try:
             with contextlib.redirect_stdout(messages), contextlib.redirect_stderr(messages):
-                config = runpy.run_path(script)["configure"](options)
+                functions = runpy.run_path(script)
+                config = functions["configure"](functions["read_options"](options))
             answers.append({name: getattr(config, name, None) for name in CONFIGURATION})
         except SystemExit:  # argparse has printed why
             answers.append({"error": processes.error_line(messages.getvalue())})
@@ -130,36 +132,20 @@ def lengths_of(
     matmul_peak: dict,
 ) -> dict[str, Length]:
     """Returns how long each run trains that has a configuration, by its name."""
-    steps = steps_by_run(plan, configs)
+    runs = [run for run in plan.runs if run.name in configs]
+    if isinstance(plan.length, WholeScript):
+        extents = {
+            run.name: whole_script(run, plan.length, setup, configs[run.name]) for run in runs
+        }
+    else:
+        extents = equal_steps(runs, plan.length, configs, may_differ=plan.growth is not None)
     lengths = {}
-    for run in plan.runs:
-        if run.name not in configs:
-            continue
-        config = configs[run.name]
-        if plan.full_length:
-            extent = whole_script(run, plan, setup, config)
-        else:
-            extent = some_steps(run, plan, config, steps[run.name])
-        speed = expected_speed(run, matmul_peak, setup.machine, config)
+    for run in runs:
+        extent = extents[run.name]
+        speed = expected_speed(run, matmul_peak, setup.machine, configs[run.name])
         seconds = START_SECONDS[setup.device] + extent.tokens / speed
         lengths[run.name] = Length(extent.options, seconds)
     return lengths
-
-
-def steps_by_run(plan: Plan, configs: dict[str, dict]) -> dict[str, int]:
-    """Returns how many steps each run has that has a configuration, by its name: all as many, so
-    that they can be compared, unless sizes grow."""
-    runs = [run for run in plan.runs if run.name in configs]
-    steps = {run.name: steps_of(run, plan, configs[run.name]) for run in runs}
-    if plan.growth or not steps:
-        return steps
-    return dict.fromkeys(steps, max(steps.values()))
-
-
-def steps_of(run: Run, plan: Plan, config: dict) -> int:
-    """Returns how many steps a run needs for the plan's tokens, or has at least."""
-    tokens = (plan.tokens or 0) * run.processes
-    return max(plan.min_steps, math.ceil(tokens / tokens_per_step(config, run.processes)))
 
 
 class Extent(NamedTuple):
@@ -169,11 +155,28 @@ class Extent(NamedTuple):
     options: tuple
 
 
-def some_steps(run: Run, plan: Plan, config: dict, steps: int) -> Extent:
+def equal_steps(
+    runs: list[Run], length: EqualSteps, configs: dict[str, dict], may_differ: bool
+) -> dict[str, Extent]:
+    """Returns the extents of runs, by their names: as many steps for all as the longest one needs.
+    Where sizes grow, they `may_differ`."""
+    steps = {run.name: steps_of(run, length, configs[run.name]) for run in runs}
+    if steps and not may_differ:
+        steps = dict.fromkeys(steps, max(steps.values()))
+    return {run.name: some_steps(run, length, configs[run.name], steps[run.name]) for run in runs}
+
+
+def steps_of(run: Run, length: EqualSteps, config: dict) -> int:
+    """Returns how many steps a run needs."""
+    tokens = (length.tokens or 0) * run.processes
+    return max(length.min_steps, math.ceil(tokens / tokens_per_step(config, run.processes)))
+
+
+def some_steps(run: Run, length: EqualSteps, config: dict, steps: int) -> Extent:
     """Returns the extent of a run of at least so many steps, with a log line where losses are
     compared."""
     per_step = tokens_per_step(config, run.processes)
-    compared_at = comparison_point((plan.tokens or 0) * run.processes, per_step)
+    compared_at = comparison_point((length.tokens or 0) * run.processes, per_step)
     tokens = max(compared_at, steps * per_step)
     # Log lines come after 1, 1 + eval_freq, 1 + 2 * eval_freq ... steps.
     eval_freq = compared_at // per_step - 1
@@ -183,28 +186,27 @@ def some_steps(run: Run, plan: Plan, config: dict, steps: int) -> Extent:
     return Extent(tokens, options)
 
 
-def whole_script(run: Run, plan: Plan, setup: Setup, config: dict) -> Extent:
-    """Returns the extent of a run that is as long as its script, or has the plan's epochs or
-    tokens."""
+def whole_script(run: Run, length: WholeScript, setup: Setup, config: dict) -> Extent:
+    """Returns the extent of a run that ends as its script does, unless its length ends it."""
     tokens = DEMO_TOKENS
     options: tuple = ()
-    if plan.epochs:
-        options += ("--epochs", plan.epochs)
-    if plan.tokens:
-        tokens = plan.tokens * run.processes
+    if length.epochs:
+        options += ("--epochs", length.epochs)
+    if length.tokens:
+        tokens = length.tokens * run.processes
         options += ("--max-tokens", tokens)
     elif setup.device == "cuda":
-        tokens = (plan.epochs or config["epochs"]) * tokens_per_epoch(setup.data)
-    if plan.log_tokens:
-        log_steps = plan.log_tokens // tokens_per_step(config, run.processes)
+        tokens = (length.epochs or config["epochs"]) * tokens_per_epoch(setup.data)
+    if length.log_tokens:
+        log_steps = length.log_tokens // tokens_per_step(config, run.processes)
         options += ("--eval-freq", max(1, log_steps))
-    if plan.targets:  # one of them, or the tokens, ends the run
-        options += ("--target-loss", min(plan.targets.values()), *WITHOUT_END)
+    if length.targets:  # one of them, or the tokens, ends the run
+        options += ("--target-loss", min(length.targets.values()), *WITHOUT_END)
     return Extent(tokens, options)
 
 
 def tokens_per_epoch(data: Path) -> int:
-    """Returns how many there are to train on; where none are prepared yet, the book's."""
+    """Returns how many tokens a folder has to train on; where none are prepared yet, the book's."""
     meta = tokens_in(data)
     if not meta:
         return BOOK_TOKENS
@@ -212,9 +214,11 @@ def tokens_per_epoch(data: Path) -> int:
 
 
 def expected_speed(run: Run, matmul_peak: dict, machine: Machine, config: dict) -> float:
-    """Returns about how many tok/sec a run makes, within a factor of three: by this machine's peak
-    of matmuls in the type that is trained in, of which an A100 reaches the share that the published
-    speed says, and float32 about half. Each GPU has that peak; the ranks of a CPU share it."""
+    """Returns about how many tok/sec a run makes, within a factor of three.
+
+    It reaches a share of this machine's peak of matmuls in the type that is trained in: in bfloat16
+    the same as on the published A100, in float32 FLOAT32_SHARE. Each GPU has that peak; the ranks
+    of a CPU share one."""
     dtype = trained_in(machine)
     peak = matmul_peak.get(dtype, 0)
     if machine["gpus"]:
@@ -226,7 +230,8 @@ def expected_speed(run: Run, matmul_peak: dict, machine: Machine, config: dict) 
 
 
 def flops_per_token(config: dict) -> int:
-    """Returns them as 00 counts them, but for its norms and biases; of GPT-2 for {}."""
+    """Returns the floating-point operations of a model as 00 counts them, but for its norms and
+    biases. A setting that `config` lacks is GPT-2's."""
     layers, width, vocab_size, context = (config.get(name) or GPT2[name] for name in GPT2)
     return 6 * (12 * layers * width**2 + vocab_size * width) + 12 * layers * context * width
 
@@ -234,9 +239,9 @@ def flops_per_token(config: dict) -> int:
 def seconds_left(
     jobs: list[Job], results: list[Result], lengths: dict[str, Length], afterwards: float = 0
 ) -> float:
-    """Returns the seconds of some jobs by the median time of each run's results; of a run without
-    results, and of the plans `afterwards`, by estimate, corrected by how far the others' were off.
-    What is measured after each run takes time, too."""
+    """Returns about how many seconds some jobs take, and the plans after them, whose estimate is
+    `afterwards`. A run that has results takes their median time. The estimates of all others are
+    corrected by how far those of the runs with results were off."""
     medians = median_seconds(results)
     over_estimate = [
         middle / lengths[name].seconds for name, middle in medians.items() if name in lengths

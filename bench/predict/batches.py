@@ -1,13 +1,14 @@
 """Which batch sizes fit this machine's GPU, by prediction, if the published ones don't."""
 
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import processes
 from bench.catalogue import FLOAT16
-from bench.common import has_option, without_options
 from bench.machine import in_float16, trained_in
 from bench.measure.plan import Setup
+from bench.options import has_option, without_options
 from bench.predict.prediction import largest_that_fits
 from bench.predict.program import Program, program_of
 from bench.predict.store import Sizes, predict
@@ -20,41 +21,78 @@ NOT_OF_00 = {"--compile", "--no-compile", "--dtype"}  # options of 01 alone
 LOADED = 300  # MiB that kernels and libraries still take of what is free
 
 
+@dataclass(frozen=True)
+class Fit:
+    """Which batch sizes fit this machine's GPU, by prediction."""
+
+    free_mib: int  # memory that a program can take there
+    largest: dict[int, int] = field(default_factory=dict)  # by the published size; 0: none fits
+    unknown: str = ""  # why nothing can be predicted
+
+    @property
+    def changes(self) -> dict[int, int]:
+        """What takes the place of each published size; nothing where all of them fit. A script of
+        which not even one sequence fits is tried with one, since the prediction may be wrong."""
+        if all(batch == published for published, batch in self.largest.items()):
+            return {}
+        return {published: batch or 1 for published, batch in self.largest.items()}
+
+    @property
+    def changes_in_words(self) -> list[str]:
+        """Each of the changes, such as "4 in place of 8"."""
+        words = []
+        for published, batch in self.changes.items():
+            change = f"{batch} in place of {published}"
+            if batch > self.largest[published]:
+                change += ", which doesn't fit either"
+            words.append(change)
+        return words
+
+    @property
+    def note(self) -> str:
+        """What is said before scripts run; "" where they run as published."""
+        if self.unknown:
+            return f"whether the published batch sizes fit isn't known: {self.unknown}"
+        if not self.changes:
+            return ""
+        return (
+            f"{self.free_mib / 1024:.1f} GB of the GPU's memory can be used: by prediction, batch"
+            f" size {', and '.join(self.changes_in_words)}"
+        )
+
+
 def batches_that_fit(setup: Setup, composed: bool) -> dict[int, int]:
-    """Returns what takes the place of each published batch size on this machine's GPU, and tells
-    people of it; nothing where those fit, or where the options choose a batch size. `composed`: 01
-    is composed with precision-fp16 where the GPU needs it."""
+    """Returns what takes the place of each published batch size on this machine, and prints why; {}
+    where nothing does. `composed`: 01 is composed with precision-fp16 where the GPU needs it."""
+    fit = fit_here(setup, composed)
+    if not fit:
+        return {}
+    if fit.note:
+        print(fit.note, file=sys.stderr, flush=True)
+    return fit.changes
+
+
+def fit_here(setup: Setup, composed: bool) -> Fit | None:
+    """Returns what fits this machine's GPU; None on a CPU, or where the options choose a batch
+    size."""
     if setup.device != "cuda" or has_option("--batch-size", setup.options):
-        return {}
-    free = min(processes.ask_machine("free_memory"))
+        return None
+    free = min(processes.ask_machine("free_memory"))  # of several GPUs, where there is least
     try:
-        batches = largest_batches(programs_by_batch(setup, composed), setup.results, free)
+        return Fit(free, largest_batches(programs_by_batch(setup, composed), setup.results, free))
     except UserError as error:
-        tell(f"whether the published batch sizes fit isn't known: {error}")
-        return {}
-    if all(batch == published for published, batch in batches.items()):
-        return {}
-    changes = [f"{batch} in place of {published}" for published, batch in batches.items()]
-    tell(
-        f"{free / 1024:.1f} GB of the GPU's memory can be used: by prediction, batch size"
-        f" {', and '.join(changes)}"
-    )
-    return batches
-
-
-def tell(note: str) -> None:
-    print(note, file=sys.stderr, flush=True)
+        return Fit(free, unknown=str(error))
 
 
 def largest_batches(programs: dict[int, Program], results: Path, free: int) -> dict[int, int]:
-    """Returns what fits `free` MiB by prediction, by the published batch sizes: for the smaller one
-    the largest power of two, for the larger one four times that, or the largest that fits. Raises
-    UserError."""
+    """Returns what fits `free` MiB by prediction, by the published batch size: that one, or else
+    the largest power of two; 0 where not even one sequence fits. 01 has at most a
+    comparable_batch(). Raises UserError."""
     batches = {}
     for size, program in programs.items():
         needs = predict(program, results, Sizes(card=free - LOADED)).needs
-        batches[size] = min(size, largest_that_fits(needs, free, others=LOADED) or 1)
-    batches[OF_01] = min(batches[OF_01], comparable_batch(batches[OF_00]))
+        batches[size] = min(size, largest_that_fits(needs, free, others=LOADED))
+    batches[OF_01] = min(batches[OF_01], comparable_batch(batches[OF_00] or 1))
     return batches
 
 

@@ -1,7 +1,7 @@
 """Starts bench.predict.trace, unless this is another PyTorch than the one whose private names that
 imports.
 
-python -m bench.predict.child REQUESTS  # as that takes and answers them
+    python -m bench.predict.child REQUESTS  # see there
 """
 
 import sys

@@ -73,17 +73,18 @@ def definition_into(kernels: dict[str, Callable]) -> Callable:
     work is added to `kernels`."""
 
     def define_kernel(scheduling, source, nodes, arguments=None) -> str:
-        arguments = arguments or scheduling.kernel_group.args
-        updated = {
-            buffer.inner_name
-            for buffer in arguments.inplace_buffers.values()
-            if isinstance(buffer, InplacedBuffer)
-        }  # they come first
         name = f"kernel_{len(kernels)}"
+        updated = updated_buffers(arguments or scheduling.kernel_group.args)
         kernels[name] = partial(count_kernel, len(updated))
         return name
 
     return define_kernel
+
+
+def updated_buffers(arguments) -> set[str]:
+    """Returns the names of the buffers that a kernel changes, which are its first arguments."""
+    buffers = arguments.inplace_buffers.values()  # by each name that one has in the graph
+    return {buffer.inner_name for buffer in buffers if isinstance(buffer, InplacedBuffer)}
 
 
 def compiled_source(graph, inputs: list, is_backward: bool) -> str:
@@ -209,13 +210,13 @@ def plan(model: nn.Module, inputs: tuple) -> Programs:
     it isn't one graph."""
     planner = Planner()
     tensors = tensors_of(model)
-    own, own_inputs = [*map(on_cpu, tensors)], [*map(on_cpu, inputs)]
-    own_by_id = {id(tensor): copied for tensor, copied in zip(tensors, own, strict=True)}
+    copies, copied_inputs = [*map(on_cpu, tensors)], [*map(on_cpu, inputs)]
+    copy_by_id = {id(tensor): copied for tensor, copied in zip(tensors, copies, strict=True)}
     with _disable_current_modes(), torch.enable_grad(), replaced(PLANNING), suppress(Planned):
         torch._dynamo.reset()
-        own_model = copy.deepcopy(model, own_by_id)
-        real_compile(own_model, backend=planner.backend, fullgraph=True)(*own_inputs)
-    return planner.programs([*own, *own_inputs])
+        copied_model = copy.deepcopy(model, copy_by_id)
+        real_compile(copied_model, backend=planner.backend, fullgraph=True)(*copied_inputs)
+    return planner.programs([*copies, *copied_inputs])
 
 
 def tensors_of(model: nn.Module) -> tuple[torch.Tensor, ...]:

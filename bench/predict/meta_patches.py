@@ -8,6 +8,7 @@ and DDP keeps a second copy of the gradients.
 
 import os
 from contextlib import ExitStack
+from typing import ClassVar
 from unittest import mock
 
 import torch
@@ -21,8 +22,6 @@ aten, functional = torch.ops.aten, torch.nn.functional
 real_autocast, real_compile = torch.autocast, torch.compile
 real_dropout, real_linear = functional.dropout, functional.linear
 real_foreach_devices = torch.utils._foreach_utils._get_foreach_kernels_supported_devices
-# What autocast has made of weights, until its end; by the tensor itself, which so stays alive.
-cast_weights: dict[torch.Tensor, torch.Tensor] = {}
 
 
 def is_meta(value) -> bool:
@@ -71,31 +70,34 @@ def dropout(x, p=0.5, training=True, inplace=False):
 
 def linear(x, weight, bias=None):
     if is_meta(x) and torch.is_autocast_enabled("cpu"):
-        x, weight, bias = map(cast, (x, weight, bias))
+        x, weight, bias = map(Autocast.cast, (x, weight, bias))
     return real_linear(x, weight, bias)
-
-
-def cast(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """Returns a tensor in the type of autocast, which converts a weight once, until its end."""
-    if tensor is None or tensor.dtype != torch.float32:
-        return tensor
-    if tensor in cast_weights:
-        return cast_weights[tensor]
-    converted = tensor.to(torch.get_autocast_dtype("cpu"))
-    if tensor.is_leaf and tensor.requires_grad:
-        cast_weights[tensor] = converted
-    return converted
 
 
 class Autocast(real_autocast):
     """Replaces torch.autocast, which doesn't convert tensors without storage."""
 
+    # What has been made of each weight; by the tensor itself, which so stays alive.
+    converted: ClassVar[dict[torch.Tensor, torch.Tensor]] = {}
+
     def __init__(self, device: str, dtype: torch.dtype):
         super().__init__("cpu", dtype)
 
     def __exit__(self, *error):
-        cast_weights.clear()
+        self.converted.clear()
         return super().__exit__(*error)
+
+    @classmethod
+    def cast(cls, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        """Returns a tensor in the type of autocast, which converts a weight once until its end."""
+        if tensor is None or tensor.dtype != torch.float32:
+            return tensor
+        if tensor in cls.converted:
+            return cls.converted[tensor]
+        converted = tensor.to(torch.get_autocast_dtype("cpu"))
+        if tensor.is_leaf and tensor.requires_grad:
+            cls.converted[tensor] = converted
+        return converted
 
 
 class Buckets(nn.Module):

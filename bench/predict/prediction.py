@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from bench.catalogue import EPOCHS
-from bench.common import BOOK_TOKENS
+from bench.corpus import BOOK_TOKENS
 from gpt_speed import speed
 from gpt_speed.cards import Card
 from gpt_speed.memory import OTHERS, MemoryNeed

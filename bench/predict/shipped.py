@@ -64,7 +64,8 @@ def wanted() -> list[tuple[str | Path, list[str]]]:
 def variants() -> list[Run]:
     """Returns the variants of 01, and before each without dropout what it is compared to, on any
     card."""
-    return scripts().variants(scripts().stage("01"), Machine(gpus=1))
+    base = scripts().stage("01")
+    return scripts().variants(base, Machine(gpus=1), scripts().variant_names(base))
 
 
 def published_others() -> dict:

@@ -23,15 +23,15 @@ NAME = "predict.json"
 
 @dataclass(frozen=True)
 class Sizes:
-    """Which batch sizes a prediction has to have: those of BATCHES that are larger than TRACED; the
-    smaller ones, which have to be traced one by one, for a card that is too small for TRACED; and
-    `batch`, if one is asked for."""
+    """Which batch sizes a prediction has to have: those of BATCHES above TRACED, which follow from
+    these two. The smaller ones have to be traced one by one: only for a card that is too small for
+    TRACED."""
 
-    card: int | None = None  # the MiB of it that a script may take (None: no card is meant)
-    batch: int | None = None
+    card: int | None = None  # the MiB that a script may take there; None: no card is meant
+    batch: int | None = None  # one more size, which was asked for
 
     def missing_in(self, prediction: Prediction) -> list[int]:
-        """Returns those that a prediction lacks, but that its script may take."""
+        """Returns the sizes that a prediction lacks, but that its script may take."""
         is_small = self.card is not None and self.card < prediction.needs[TRACED[0]].minimum
         sizes = {size for size in BATCHES if is_small or size > TRACED[0]}
         sizes -= {*prediction.refused}
@@ -43,15 +43,14 @@ class Sizes:
 def predict(
     program: Program, results: Path, sizes: Sizes = Sizes(), retrace: bool = False
 ) -> Prediction:
-    """Predicts what a program takes at these batch sizes. A prediction stored in `results` or
-    results/reference is returned as it is, also where the script has changed since; unless it lacks
-    a size then, since sizes of two scripts don't mix, or all shall be traced again. Raises
-    UserError."""
+    """Returns what a program takes at these batch sizes, as it is stored in `results` or
+    results/reference; what isn't stored is traced, and then stored in `results`. With `retrace`
+    all is traced. Raises UserError."""
     stored = None
     if not retrace:
         stored = usable_prediction(program, results, sizes)
-        if not stored:
-            check_traceable(program, results)
+    if not stored and not retrace:
+        check_traceable(program, results)
     prediction = with_sizes(stored or first_trace(program, results), program, sizes)
     if prediction != stored and results.is_dir():  # a misspelt one isn't made for this alone
         save(results, program.key, prediction)
@@ -59,8 +58,9 @@ def predict(
 
 
 def usable_prediction(program: Program, results: Path, sizes: Sizes) -> Prediction | None:
-    """Returns what is stored of a program; None where nothing is, or where it lacks a size that
-    only the older code of the script could be traced at."""
+    """Returns the stored prediction of a program, maybe of older code of its script; None where
+    nothing is stored. Also None where that code has changed and a size is missing, since sizes of
+    two scripts don't mix."""
     stored = load_prediction(program.key, results, REFERENCE)
     if stored and sizes.missing_in(stored) and stored.code != code_of(program.text):
         return None
@@ -88,7 +88,7 @@ def first_trace(program: Program, results: Path) -> Prediction:
 
 
 def check_traceable(program: Program, results: Path) -> None:
-    """Raises Untraceable where an earlier start has found that of this code."""
+    """Raises Untraceable where an earlier start found that this code can't be traced."""
     for folder in (results, REFERENCE):
         why = refusal_in(folder, program)
         if why:

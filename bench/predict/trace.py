@@ -78,19 +78,26 @@ class Recorder(TorchDispatchMode):
         stand_in = self.stand_in_for(func, args, kwargs)
         if stand_in:
             return stand_in()
-        buffers = []
-        if func is aten._scaled_dot_product_flash_attention_backward.default:
-            _, query, *_ = args
-            buffers = [self.timeline.make(size) for size in flash_buffers(query.shape)]
-        result = func(*args, **kwargs)
-        for number in buffers:
-            self.timeline.release(number)
+        with self.buffers_of(func, args):
+            result = func(*args, **kwargs)
         for tensor in filter(is_meta, tree_iter(result)):
             self.add_tensor(tensor)
         kernel = kernel_of(func, args, kwargs, result, is_meta)
         if kernel:
             self.add_kernel(func._schema.name.partition("::")[2], kernel)
         return result
+
+    @contextlib.contextmanager
+    def buffers_of(self, func, args: tuple) -> Iterator[None]:
+        """Records the buffers that an operator has while it runs: flash attention's backward pass
+        has some."""
+        buffers = []
+        if func is aten._scaled_dot_product_flash_attention_backward.default:
+            _, query, *_ = args
+            buffers = [self.timeline.make(size) for size in flash_buffers(query.shape)]
+        yield
+        for number in buffers:
+            self.timeline.release(number)
 
     def stand_in_for(self, func, args: tuple, kwargs: dict) -> Callable | None:
         """Returns what is called in place of an operator that doesn't run on tensors without
@@ -211,8 +218,8 @@ class Recorder(TorchDispatchMode):
 
 
 class TracedRun:
-    """Replaces a script's Run: nothing is reported, but the `events` of memory are kept as they are
-    at the end of the epoch."""
+    """Replaces a script's Run. It reports nothing, and keeps the `events` of memory up to the end
+    of the epoch."""
 
     def __init__(self, recorder: Recorder):
         self.recorder = recorder
@@ -233,9 +240,9 @@ class TracedRun:
 
 
 def configure(module, options: list[str], batch: int):
-    """Returns a script's Config for what is traced: STEPS steps, and after the first and the last
-    one an evaluation of one batch of each text; where the script may choose its type, in bfloat16.
-    Raises ValueError for a step that is too large."""
+    """Returns a script's Config for what is traced: STEPS steps, with an evaluation of one batch of
+    each text after the first and the last one. A script that may choose its type trains in
+    bfloat16. Raises ValueError for a step that is too large."""
     given = module.read_options(["--device", "cpu", *options, "--batch-size", str(batch)])
     config = module.configure(given)
     tokens = tokens_of_step(config)

@@ -18,8 +18,9 @@ COMPOSED = "my.py"  # the file of a composed script
 
 
 def choices() -> dict[str, Run]:
-    """Returns what one can choose: the ladder, which ends with 02, and the variants of 01; then
-    what stands in for 02 on a GPU without bfloat16 units. Raises UserError, StackError."""
+    """Returns the scripts of the page by their names: the ladder, which ends with 02, the variants
+    of 01, and what stands in for 02 on a GPU without bfloat16 units. Raises UserError,
+    StackError."""
     scripts = shipped.scripts()
     runs = {
         scripts.canonical(run.script): run.replace(label=f"{run.number} {run.technique}")
@@ -37,14 +38,12 @@ def choices() -> dict[str, Run]:
 
 
 class Use(NamedTuple):
-    """How one comes to a script: under which kind it is chosen (none: it only stands in for
-    another), what to type to make it and to train with it, for --batch-size to follow, and what
-    predicts it, for --gpu and --batch-size to follow."""
+    """How one comes to a script on the page, and what one types there."""
 
-    kind: str
-    make: list[str]
-    train: str
-    predict: str = ""
+    kind: str  # under which it is chosen; "": it isn't, but stands in for another
+    make: list[str]  # commands that make its file
+    train: str  # the file and its options; --batch-size follows
+    predict: str = ""  # options of `measure.py predict`; --gpu and --batch-size follow
 
 
 def use_of(name: str, run: Run) -> Use:
@@ -97,15 +96,17 @@ def script_data(name: str, run: Run, predictions: dict[str, Prediction]) -> dict
         commands=[*use.make, f"{start} {use.train}"],
         predict=f"python measure.py predict{use.predict}",
         published=run.published,
-        needs={
-            model: {
-                batch: [gb(need.reserved), gb(need.minimum)]
-                for batch, need in prediction.needs.items()
-                if batch in BATCHES
-            }
-            for model, prediction in predictions.items()
-        },
+        needs={model: memory_by_batch(prediction) for model, prediction in predictions.items()},
     )
+
+
+def memory_by_batch(prediction: Prediction) -> dict[int, list[float]]:
+    """Returns [GB reserved, GB that suffice] by the batch size."""
+    return {
+        batch: [gb(need.reserved), gb(need.minimum)]
+        for batch, need in prediction.needs.items()
+        if batch in BATCHES
+    }
 
 
 def gb(mib: int) -> float:
@@ -150,9 +151,8 @@ def speeds_on(card: Card, run: Run, prediction: Prediction) -> dict[int, list]:
 
 
 def speed_at(batch: int, card: Card, gpus: int, prediction: Prediction) -> list:
-    """Returns tok/sec of all GPUs, their range in thousands as `predict` prints it, and the MFU in
-    percent; the first and the last are 0 where the GPU lacks what the script needs, and the range
-    says what, or where it is outside the model."""
+    """Returns [tok/sec of all GPUs, its range in thousands as `predict` prints it, MFU in percent].
+    Where no speed can be predicted both numbers are 0, and the text says why."""
     text = speed_text(prediction, batch, card, gpus)
     speed, mfu = prediction.tok_per_sec(batch, card), prediction.mfu(batch, card)
     if not prediction.speeds(batch, card) or not speed or not mfu:

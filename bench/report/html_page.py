@@ -71,14 +71,21 @@ def in_scroller(element: Element) -> Element:
 def in_sections(elements: list[Element]) -> list[Element]:
     """Returns the elements, from each heading of the second level on in one that folds."""
     page: list[Element] = []
-    section: Element | list[Element] = page  # what the next element goes into
     for element in elements:
         if element.tag == "h2":
-            details = Element("details")
-            if (element.text or "").startswith(OPEN):
-                details.set("open", "open")
-            element.tag = "summary"
-            page.append(details)
-            section = details
-        section.append(element)
+            page.append(folding(element))
+        elif page and page[-1].tag == "details":
+            page[-1].append(element)
+        else:
+            page.append(element)
     return page
+
+
+def folding(heading: Element) -> Element:
+    """Returns an element that folds, of which the heading alone stays in sight."""
+    section = Element("details")
+    if (heading.text or "").startswith(OPEN):
+        section.set("open", "open")
+    heading.tag = "summary"
+    section.append(heading)
+    return section

@@ -46,8 +46,8 @@ def software_of(machine: Machine) -> list[str]:
         f"{machine['threads']} threads",
     ]
     if machine["gpus"]:
-        own = {name: machine.get(field) for field, name in GPU_FACTS.items()}
-        facts += [f"{name} {value}" for name, value in own.items() if value]
+        of_gpu = {name: machine.get(field) for field, name in GPU_FACTS.items()}
+        facts += [f"{name} {value}" for name, value in of_gpu.items() if value]
     return facts
 
 

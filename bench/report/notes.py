@@ -35,8 +35,8 @@ def provenance(measured: Iterable[Measurement]) -> str:
 
 def torch_versions(measured: Measurement) -> list[str]:
     """Returns the PyTorch of its runs; several where they ran in environments of their own."""
-    own = [run.facts["torch"] for run in measured.plan.runs if run.python]
-    return list(dict.fromkeys(own)) or [measured.machine["torch"]]
+    of_environments = [run.facts["torch"] for run in measured.plan.runs if run.python]
+    return list(dict.fromkeys(of_environments)) or [measured.machine["torch"]]
 
 
 def moment_of(measured: Measurement) -> str:
@@ -62,13 +62,13 @@ def with_figures(row: Row | None) -> Row | None:
 
 def rounds_note(rows: Rows) -> str:
     """Returns over how many rounds rows are compared, such as "4 rounds (2 planned, 2 added)"."""
-    most = max((row.rounds for row in rows), default=0)
-    planned = rows.measured.planned
-    rounds, details = compared_rounds(rows, most), []
+    most_rounds = max((row.rounds for row in rows), default=0)
+    planned = rows.measured.planned_rounds
+    rounds, details = compared_rounds(rows, most_rounds), []
     if planned and rounds > planned:
         details += [f"{planned} planned", f"{rounds - planned} added"]
-    if most > rounds:
-        details.append(f"some rows {most}, which count in medians alone")
+    if most_rounds > rounds:
+        details.append(f"some rows {most_rounds}, which count in medians alone")
     details += [
         f"{row.rounds} of `{row.label}`, to which others are compared"
         for row in references(rows)
@@ -85,20 +85,21 @@ def references(rows: Rows) -> list[Row]:
     return list(dict.fromkeys(row.reference for row in rows if row.reference and not row.outcome))
 
 
-def compared_rounds(rows: Rows, most: int) -> int:
-    """Returns in how many rounds all rows without a failure have a run; `most` without any."""
+def compared_rounds(rows: Rows, most_rounds: int) -> int:
+    """Returns in how many rounds all rows without a failure have a run; `most_rounds` where there
+    is no such row."""
     rounds = [row.by_round.keys() for row in rows if row.by_round and not row.outcome]
     if rounds:
         return len(set.intersection(*map(set, rounds)))
-    return most
+    return most_rounds
 
 
 def machine_note(rows: Rows) -> str:
     """Returns on what was measured, and how: seeds, rounds, options, batch sizes, text, float32."""
     measured = rows.measured
-    how = [seeds_note(rows), rounds_note(rows), *settings_notes(measured)]
+    conditions = [seeds_note(rows), rounds_note(rows), *settings_notes(measured)]
     note = f"{measured.machine['name']}, PyTorch {listed(torch_versions(measured))};"
-    return f"{note} {', '.join(how)}.{float32_note(rows)}"
+    return f"{note} {', '.join(conditions)}.{float32_note(rows)}"
 
 
 def settings_notes(measured: Measurement) -> list[str]:
@@ -196,14 +197,13 @@ def full_notes(rows: Rows, length: str | None = None) -> list[str]:
     if noise is not None:
         seeds = len(rows[0].losses_by_seed)
         speedups += f" Over {seeds} seeds the first row's losses vary by {noise:.4f}."
-    how = f"{machine_note(rows)} {length}. {peak}"
-    return [how, speedups]
+    return [f"{machine_note(rows)} {length}. {peak}", speedups]
 
 
 def plan_length(rows: Rows) -> str:
     """Returns how many tokens each process of a run has trained on. A plan's tokens may be fewer
     than its least number of steps have; then losses are those after the plan's."""
-    tokens = rows.measured.plan.tokens
+    tokens = rows.measured.plan.length.tokens
     if not tokens:
         return f"{OWN_LENGTH} per run"
     records = [(row.record, row.run.processes) for row in rows if row.record]

@@ -14,48 +14,54 @@ from bench.report.pictures import draw_all
 from bench.report.showable import Showable, text_of
 from bench.report.tables import picture_name
 
+PAGE = "report.md"
 NOT_FINISHED = "Not finished: "  # begins a page's line on a study that isn't
 
 
-def write_page(studies: Mapping[str, Showable], results: Path, missing: dict[str, str]) -> Path:
-    """Writes report.md, report.html and the pictures. `missing`: the studies that aren't finished,
-    and why. Raises OSError."""
+def write_page(studies: Mapping[str, Showable], results: Path, missing: dict[str, str]) -> str:
+    """Writes the page of a folder, the same as HTML, and the pictures. `missing`: the studies that
+    aren't finished, and why. Returns the page's head. Raises OSError."""
     pictures = draw_all(studies, results)
     for file, content in pictures.items():
         write_whole(results / file, content)
     shown = [study for study in studies.values() if study.position]
+    look = read_look(results)
+    head = page_head(shown, results, look["machine"]["name"], missing)
     page = [
-        *page_head(shown, results, missing),
+        head,
+        f"## This machine\n\n{machine_section(look)}",
         *(part for study in shown for part in section_of(study, results, pictures.keys())),
     ]
-    write_whole(results / "report.md", "\n".join(page) + "\n")
-    if not write_html(results / "report.md"):
+    write_whole(results / PAGE, "\n".join(page) + "\n")
+    if not write_html(results / PAGE):
         print("no report.html beside report.md: pip install -r requirements-extras.txt")
-    return results / "report.md"
+    return head
 
 
-def page_head(studies: Sequence[Showable], results: Path, missing: dict[str, str]) -> list[str]:
-    """Returns what stands above the studies: the finding, when it was measured, the machine."""
-    look = read_look(results)
+def page_head(
+    studies: Sequence[Showable], results: Path, machine: str, missing: dict[str, str]
+) -> str:
+    """Returns what stands above the sections: the finding, when it was measured, and what isn't
+    finished."""
     everything = [rows.measured for study in studies for rows in newest_in(results, study.name)]
-    return [
-        f"# GPT training on {look['machine']['name']}\n",
+    lines = [
+        f"# GPT training on {machine}\n",
         headline(results),
         f"\n{provenance(everything)} tok/sec excludes evaluation.",
         *(f"\n{NOT_FINISHED}{name}: {why}" for name, why in missing.items()),
-        f"\n## This machine\n\n{machine_section(look)}",
     ]
+    return "\n".join(lines) + "\n"
 
 
 def has_page(results: Path) -> bool:
     """Returns whether a folder holds a page of its own."""
-    page = results / "report.md"
+    page = results / PAGE
     return page.is_file() and not page.is_symlink()
 
 
 def is_finished(results: Path) -> bool:
     """Returns whether the page of a folder says nothing of unfinished studies."""
-    text = (results / "report.md").read_text(encoding="utf-8", errors="replace")
+    text = (results / PAGE).read_text(encoding="utf-8", errors="replace")
     return not any(line.startswith(NOT_FINISHED) for line in text.splitlines())
 
 

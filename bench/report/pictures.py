@@ -11,6 +11,7 @@ from textwrap import fill
 from bench.analysis.folders import newest_in
 from bench.analysis.rows import Row, Rows
 from bench.catalogue import Run
+from bench.common import shorten
 from bench.machine import short_name
 from bench.report.notes import WIDE_MARK
 from bench.report.showable import Showable
@@ -19,7 +20,8 @@ from bench.report.tables import factor_text, picture_name
 # Hues that colour-blind readers tell apart (Okabe and Ito's), of luminances that differ in grey.
 COLOURS = {"00": "#F2B84B", "01": "#00548C", "02": "#1FA77E"}
 OTHER = COLOURS["02"]  # of what isn't one of the three scripts
-OWN, ERROR, UNSURE = COLOURS["01"], "#E8803A", "#BCC6CF"  # better, worse, not significant
+# Of speedups, by their significance.
+FASTER, SLOWER, UNSURE = COLOURS["01"], "#E8803A", "#BCC6CF"
 MEMORY = "#8D9BA6"
 BEFORE = "#DCE5EC"  # what is gained already
 INCHES = 10  # of a picture's width, which READMEs show at about 880 pixels
@@ -47,7 +49,7 @@ class Palette:
     style: dict[str, str]  # of the rest, as matplotlib names it
 
 
-LIGHT = Palette(OWN, BEFORE, MEMORY, "#A8410A", {"grid.color": "0.9"})
+LIGHT = Palette(FASTER, BEFORE, MEMORY, "#A8410A", {"grid.color": "0.9"})
 # For pages with GitHub's dark background.
 PAPER, INK = "#0D1117", "#E6EDF3"
 DARK = Palette(
@@ -101,12 +103,6 @@ def lay_rows(axes, count: int) -> None:
     axes.set_yticks([])
 
 
-def shorten(text: str, length: int) -> str:
-    if len(text) <= length:
-        return text
-    return text[: length - 1] + "…"
-
-
 def place_of(measured) -> str:
     """Returns the model if it is one, the machine, and another text than the book."""
     models = {result.record.config["model"] for result in measured.results if result.record}
@@ -136,7 +132,7 @@ def colour_legend(subfigure) -> None:
     """Adds a legend of the colours that significance_colour returns."""
     add_legend(
         subfigure,
-        {"significantly faster": OWN, "significantly slower": ERROR, "not significant": UNSURE},
+        {"significantly faster": FASTER, "significantly slower": SLOWER, "not significant": UNSURE},
     )
 
 
@@ -145,7 +141,7 @@ def script_colour(run: Run) -> str:
 
 
 def significance_colour(row: Row) -> str:
-    return dict(faster=OWN, slower=ERROR).get(row.significance or "", UNSURE)
+    return dict(faster=FASTER, slower=SLOWER).get(row.significance or "", UNSURE)
 
 
 def draw_all(studies: Mapping[str, Showable], results: Path) -> dict[str, bytes]:

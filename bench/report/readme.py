@@ -51,6 +51,7 @@ BLOCK = re.compile(
     r"(?P<end><!-- end -->)?",
     re.DOTALL,
 )
+TablesIn = Callable[[Path], Mapping[str, str]]  # see tables_of
 # The machine whose tables stand in the pages, unless one says NAME@MACHINE.
 SHOWN = REFERENCE / "amd-epyc-2-cores"
 
@@ -58,8 +59,11 @@ SHOWN = REFERENCE / "amd-epyc-2-cores"
 def write_readme(studies: Mapping[str, Showable]) -> bool:
     """Writes the pages' tables, pictures in docs/ and the gains that audits tell again; returns
     whether that changed a page. Raises what update does."""
+    tables_in = tables_of(studies)
     before = {page: page.read_bytes() for page in PAGES}
-    after = {page: update(text.decode(), SHOWN, studies).encode() for page, text in before.items()}
+    after = {
+        page: update(text.decode(), SHOWN, tables_in).encode() for page, text in before.items()
+    }
     before[gains.FILE], after[gains.FILE] = gains.FILE.read_bytes(), gains_json().encode()
     for page, text in after.items():
         write_whole(page, text)
@@ -87,18 +91,15 @@ def gains_json() -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
-def update(text: str, machine: Path, studies: Mapping[str, Showable]) -> str:
+def update(text: str, machine: Path, tables_in: TablesIn) -> str:
     """Returns a page with what stands between its markers written again, from a machine's folder,
     and the figures of its sentences. Raises UserError for a marker without its end, its figure, or
     of an unknown name, StackError, OSError."""
-    tables_in = cache(partial(tables_of_studies, studies))  # a folder's tables are made once
     written = partial(block_again, machine=machine, tables_in=tables_in)
     return with_figures(BLOCK.sub(written, text))
 
 
-def block_again(
-    block: re.Match, machine: Path, tables_in: Callable[[Path], Mapping[str, str]]
-) -> str:
+def block_again(block: re.Match, machine: Path, tables_in: TablesIn) -> str:
     """Returns a block with its markers, and between them what stands there today. Raises UserError
     for a marker without its end, or of an unknown name."""
     if not block["end"]:
@@ -131,14 +132,20 @@ def as_text(content: Table | str) -> str:
     return content
 
 
-def tables_of_studies(studies: Mapping[str, Showable], folder: Path) -> dict[str, str]:
-    """Returns the tables of what a folder's studies measured last, by the names in markers."""
-    return {
-        name: table
-        for study in studies.values()
-        for rows in newest_in(folder, study.name)
-        for name, table in excerpts_of(study, rows).items()
-    }
+def tables_of(studies: Mapping[str, Showable]) -> TablesIn:
+    """Returns a function of a folder: the tables of what the studies measured there last, by the
+    names in markers. It makes them once."""
+
+    @cache
+    def tables_in(folder: Path) -> dict[str, str]:
+        return {
+            name: table
+            for study in studies.values()
+            for rows in newest_in(folder, study.name)
+            for name, table in excerpts_of(study, rows).items()
+        }
+
+    return tables_in
 
 
 def measured_when(machine: Path) -> str:

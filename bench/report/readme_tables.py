@@ -57,7 +57,7 @@ def measured_line(row: Row) -> HardwareLine:
     """Returns the ends of a machine's ladder, and on how much they rest."""
     folder = row.measured.folder.name
     source = f"[measured](results/reference/{folder}/README.md)"
-    if row.plan.tokens and row.record:
+    if row.plan.length.tokens and row.record:
         source += f" over {row.record.logs[-1]['step'] + 1} steps"
     if rounds_of_both(row) == 1:
         source += f", {SINGLE_RUNS}"

@@ -1,17 +1,22 @@
 """The latest run of each of the three scripts, started by hand or by measure.py: a table and a
 picture, with the published figures."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from textwrap import fill
+from typing import NamedTuple
 
-from bench.analysis.rows import ratio
 from bench.analysis.training import Training
+from bench.analysis.values import ratio
 from bench.catalogue import FLOAT16, STAGES, published, published_source
+from bench.common import shorten
 from bench.measure.journal import journal_of, read_journal
 from bench.measure.records import Record, loose_records
 from bench.report.notes import float32_reason
-from bench.report.pictures import COLOURS, Bar, draw_bars, rows_of_panels, shorten
+from bench.report.pictures import COLOURS, Bar, draw_bars, rows_of_panels
 from bench.report.tables import speed_and_factor, spread
 from gpt_speed.common import counted
 from gpt_speed.tables import Column, Table, fmt, num_col, text_col
@@ -41,36 +46,77 @@ class ScriptFigures:
     val_loss: float | None = None  # at the end
 
 
-def latest_runs(folder: Path) -> list[list[ScriptFigures]]:
+class ScriptRun(NamedTuple):
+    """A run of one of the three scripts, in the study's journal or started by hand."""
+
+    script: str  # its name in SCRIPTS
+    time: str  # when it began, or where a journal doesn't tell, when the run before it did
+    name: str  # of its record
+    record: Record | None  # None: it left none
+
+    @property
+    def is_complete(self) -> bool:
+        return self.record is not None and self.record.outcome.complete
+
+
+def script_runs(folder: Path) -> list[ScriptRun]:
+    """Returns the runs of the three scripts whose results lie in a folder, the oldest first. Names
+    damaged records."""
+    runs = [*runs_by_hand(folder), *runs_of_study(folder)]
+    return sorted([run for run in runs if run.script in SCRIPTS], key=attrgetter("time", "name"))
+
+
+def runs_by_hand(folder: Path) -> list[ScriptRun]:
+    return [
+        ScriptRun(record.run_name, time_of(record), record.name, record)
+        for record in loose_records(folder)
+    ]
+
+
+def runs_of_study(folder: Path) -> list[ScriptRun]:
+    runs = []
+    for measured in read_journal(journal_of(folder, "stages")):
+        time = measured.time
+        for result in measured.results:
+            if result.record:
+                time = time_of(result.record)
+            runs.append(ScriptRun(result.name, time, result.name, result.record))
+    return runs
+
+
+def time_of(record: Record) -> str:
+    """Returns when a run began; "" where its record doesn't tell."""
+    return str(record.start.get("time", ""))
+
+
+def left_out(runs: Sequence[ScriptRun]) -> int:
+    """Returns how many runs did not complete since the last one of their script that did; `runs`
+    are sorted, the oldest first."""
+    incomplete: Counter[str] = Counter()
+    for run in runs:
+        if run.is_complete:
+            incomplete[run.script] = 0
+        else:
+            incomplete[run.script] += 1
+    return incomplete.total()
+
+
+def latest_runs(runs: Sequence[ScriptRun]) -> list[list[ScriptFigures]]:
     """Returns the figures of the latest complete run of each script, by device, model, context
-    length and text."""
+    length and text; `runs` are sorted, the oldest first."""
     groups: dict[tuple, dict[str, Record]] = {}
-    for record in sorted(complete_records(folder), key=age_of):
-        config = record.config
-        group = record.device_name, config["model"], config["context_length"], record.text
-        stage, _ = SCRIPTS[record.run_name]
-        groups.setdefault(group, {})[stage] = record
+    for run in runs:
+        if run.record and run.is_complete:
+            group = group_of(run.record)
+            stage, _ = SCRIPTS[run.script]
+            groups.setdefault(group, {})[stage] = run.record
     return [side_by_side(scripts) for _, scripts in sorted(groups.items())]
 
 
-def complete_records(folder: Path) -> list[Record]:
-    """Returns the records of complete runs, in the journal or started by hand. Prints how many runs
-    did not complete."""
-    journal = read_journal(journal_of(folder, "stages"))
-    results = [result for measured in journal for result in measured.results]
-    records = loose_records(folder) + [result.record for result in results if result.record]
-    records = [record for record in records if record.run_name in SCRIPTS]
-    complete = [record for record in records if record.outcome.complete]
-    without_record = sum(result.record is None for result in results)
-    incomplete = without_record + len(records) - len(complete)
-    if incomplete:
-        print(f"{counted(incomplete, 'run')} that did not complete: left out")
-    return complete
-
-
-def age_of(record: Record) -> tuple[str, str]:
-    """Returns what sorts records, the oldest first."""
-    return str(record.start.get("time", "")), record.name
+def group_of(record: Record) -> tuple[str, str, int, str]:
+    """Returns what runs have in common that stand side by side."""
+    config = record.config
+    return record.device_name, config["model"], config["context_length"], record.text
 
 
 def tokens_of(record: Record) -> int:
@@ -133,13 +179,13 @@ def figures_of(record: Record, base: Record | None, with_tokens: bool) -> Script
 def differences_between(record: Record, base: Record) -> list[str]:
     """Returns what keeps a run from being compared to another one: its PyTorch and, on a CPU, its
     threads, of which each of several ranks has a share."""
-    own, other = record.environment, base.environment
-    words = {"torch": f"PyTorch {own.get('torch')}"}
+    here, there = record.environment, base.environment
+    words = {"torch": f"PyTorch {here.get('torch')}"}
     if record.config["device"] == "cpu" and record.config["world_size"] == 1:
-        words["threads"] = counted(own.get("threads") or 0, "thread")
+        words["threads"] = counted(here.get("threads") or 0, "thread")
     # Older records don't tell their threads.
-    in_both = [name for name in words if None not in (own.get(name), other.get(name))]
-    return [words[name] for name in in_both if own[name] != other[name]]
+    in_both = [name for name in words if None not in (here.get(name), there.get(name))]
+    return [words[name] for name in in_both if here[name] != there[name]]
 
 
 def script_label(record: Record, with_tokens: bool) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from bench.analysis.claims import Claims, MissingRow
-from bench.analysis.rows import known_values
+from bench.analysis.values import known_values
 from bench.common import REFERENCE, relative
 from bench.report.readme_tables import bench_minutes
 from bench.report.tables import range_text

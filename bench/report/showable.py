@@ -43,7 +43,7 @@ def text_of(study: Showable, rows: Rows) -> str:
 def excerpts_of(study: Showable, rows: Rows) -> dict[str, str]:
     """Returns the tables that the markers of a page ask for, by their names."""
     added = ""
-    if rows.measured.planned:
+    if rows.measured.planned_rounds:
         added = f"\n{rounds_note(rows)}.\n"
     return {
         name: with_legend(markdown(*tables)) + added

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from bench.analysis.figures import Goal
 from bench.analysis.folders import newest_in, rows_in
-from bench.analysis.rows import Goal, Row, Speedup, median_known, ratio, subtract
+from bench.analysis.rows import Row, Speedup
 from bench.analysis.training import Training
 from bench.analysis.tuning import EPOCH_LOSS, is_tuned, setting_of
+from bench.analysis.values import median_known, ratio, subtract
 from bench.common import REFERENCE, relative
 from bench.machine import short_name
 from bench.report.pictures import COLOURS, DARK, LIGHT, Palette, load_pyplot, rows_of_panels

@@ -11,7 +11,7 @@ from bench.analysis.training import Training
 from bench.common import relative
 from bench.measure.journal import journal_of
 from bench.measure.measurement import Measurement
-from bench.measure.plan import STEPS, TOKENS, Measurable, Plan, Setup
+from bench.measure.plan import STEPS, TOKENS, EqualSteps, Measurable, Plan, Setup
 from bench.measure.records import Record
 from bench.measure.run import Resume, dry_run, run_study
 from bench.predict.batches import batches_that_fit
@@ -46,11 +46,11 @@ class Study(Subcommand, Measurable, Showable):
         if args.dry_run:
             dry_run(self, setup, args.rounds, resume)
             return 0
-        _, plans = run_study(self, setup, args.rounds, resume)
-        for measured in plans:
+        _, measurements = run_study(self, setup, args.rounds, resume)
+        for measured in measurements:
             print(f"\n{text_of(self, Rows(measured))}")
         print(relative(journal_of(setup.results, self.name)))
-        return int(any(map(self.has_failed, plans)))
+        return int(any(map(self.has_failed, measurements)))
 
     def arguments(self, line: str) -> dict:
         """Returns its own options, as they are behind its name on a command line."""
@@ -58,13 +58,13 @@ class Study(Subcommand, Measurable, Showable):
         self.options(parser)
         return vars(parser.parse_args(line.split()))
 
-    def length(self, setup: Setup) -> dict:
-        """Returns how long a run trains, by the options and the device, as fields of Plan."""
+    def length(self, setup: Setup) -> EqualSteps:
+        """Returns how long a run trains, by the options and the device."""
         if not self.tokens:
             raise ValueError(f"{self.name} trains whole scripts")
         if setup.args.max_tokens:
-            return dict(tokens=setup.args.max_tokens, min_steps=1)
-        return dict(tokens=self.tokens[setup.device], min_steps=STEPS[setup.device])
+            return EqualSteps(setup.args.max_tokens)
+        return EqualSteps(self.tokens[setup.device], STEPS[setup.device])
 
     def has_failed(self, measured: Measurement) -> bool:
         """Returns whether a run failed that should not: then measure.py exits with 1."""

@@ -9,7 +9,7 @@ from bench.analysis.rows import Row, Rows
 from bench.catalogue import Run, variants_of
 from bench.common import BUILD, ROOT
 from bench.measure.measurement import Measurement
-from bench.measure.plan import Plan, Setup
+from bench.measure.plan import Plan, Setup, WholeScript
 from bench.measure.records import Record
 from bench.studies import Plans, Study
 from gpt_speed.common import UserError
@@ -57,7 +57,7 @@ class Gradients(Study):
             runs = chosen(setup.args.names, runs)
         elif setup.in_report:
             runs = [run for run in runs if is_in_report(run, setup.machine["gpus"])]
-        yield Plan(runs, full_length=True, cold_rounds=0)
+        yield Plan(runs, length=WholeScript(), cold_rounds=0)
 
     def driver(self, setup: Setup, run: Run) -> list:
         words: list = [DRIVER]
@@ -150,7 +150,7 @@ def scripts_to_check(setup: Setup) -> list[Run]:
 def checked_variants(base: Run, setup: Setup) -> list[Run]:
     """Returns every variant of 01 or 02, without the runs that some are compared to."""
     names = variants_of(base)
-    runs = setup.scripts.variants(base, setup.machine, names=[*names])
+    runs = setup.scripts.variants(base, setup.machine, [*names])
     return [run for run in runs if run.script in names]
 
 

@@ -31,7 +31,7 @@ class Ladder(Study):
         if gpus < 2:
             runs = runs[:-1]  # without 02
         runs = setup.scripts.select(setup.args.techniques, runs)
-        yield Plan(chained(runs), seed_noise=1, cold_rounds=EVERY_ROUND, **self.length(setup))
+        yield Plan(chained(runs), seed_noise=1, cold_rounds=EVERY_ROUND, length=self.length(setup))
 
     def excerpts(self, rows: Rows) -> dict[str, list[Table]]:
         columns = [

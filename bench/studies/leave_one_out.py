@@ -23,7 +23,7 @@ class LeaveOneOut(Study):
         base = setup.scripts.stage("01").replace(published=None)
         chosen = setup.scripts.select(setup.args.techniques, setup.scripts.ladder()[:-1])
         runs = [without(setup, base, run) for run in chosen if run.number]  # 00 has no technique
-        yield Plan([base, *runs], seed_noise=2, cold_rounds=EVERY_ROUND, **self.length(setup))
+        yield Plan([base, *runs], seed_noise=2, cold_rounds=EVERY_ROUND, length=self.length(setup))
 
 
 def without(setup: Setup, base: Run, run: Run) -> Run:

@@ -11,11 +11,12 @@ from bench import processes
 from bench.analysis.limit import limit_of
 from bench.analysis.rows import Row, Rows
 from bench.catalogue import Run
-from bench.common import ROOT, has_option, relative, sha256
+from bench.common import ROOT, relative, sha256
 from bench.machine import lacking
 from bench.measure.measurement import Measurement
-from bench.measure.plan import Plan, Setup
+from bench.measure.plan import EqualSteps, Plan, Setup
 from bench.measure.sizing import with_batch
+from bench.options import has_option
 from bench.report.notes import WIDE_LEGEND, machine_note
 from bench.report.pictures import (
     COLOURS,
@@ -93,7 +94,7 @@ class Peers(Study):
             )
         parser.add_argument(
             "--dropout",
-            type=number_from(0, below=1),
+            type=number_from(0, float, below=1),
             default=0.0,
             metavar="P",
             help="of every run: 0 is nanoGPT's default, 0.1 that of 00 (default: 0)",
@@ -248,7 +249,7 @@ def programs_of(setup: Setup) -> list[Run]:
     own = [
         scripts.stage("00").replace(published=None),
         base,
-        *scripts.variants(scripts.stage("01"), machine, names=["precision-autocast"]),
+        *scripts.variants(scripts.stage("01"), machine, ["precision-autocast"]),
     ]
     peers = [run for name in clones_of(setup) for run in peer_runs(name, setup)]
     names = {"variant-precision-autocast": "01, float32 weights, autocast"}
@@ -299,9 +300,9 @@ def plan_of(runs: list[Run], setup: Setup) -> Plan:
     if setup.args.largest:
         kind, steps = f"largest-{kind}", steps // 2
     if setup.args.max_tokens:
-        return Plan(runs, kind, tokens=setup.args.max_tokens)
+        return Plan(runs, kind, EqualSteps(setup.args.max_tokens))
     # A log line after the first step, and one at the end.
-    return Plan(runs, kind, tokens=1, min_steps=steps)
+    return Plan(runs, kind, EqualSteps(1, steps))
 
 
 def equal_runs(programs: list[Run], setup: Setup) -> list[Run]:

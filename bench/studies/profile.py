@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from bench.analysis.rows import Rows
 from bench.common import write_whole
-from bench.measure.plan import Plan, Setup
+from bench.measure.plan import Plan, Setup, WholeScript
 from bench.measure.records import Record, read_record
 from bench.studies import Plans, Study
 from gpt_speed.common import UserError
@@ -137,7 +137,7 @@ class Profile(Study):
             published=None,
             options=("--max-steps", str(STEPS), "--eval-freq", str(10**9)),
         )
-        yield Plan([run], full_length=True)
+        yield Plan([run], length=WholeScript())
 
     def collect(self, setup: Setup, folder: Path) -> None:
         """Writes the profile and the trace. Raises ValueError where the run left none."""

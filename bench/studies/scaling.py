@@ -2,7 +2,8 @@
 
 from argparse import ArgumentParser
 
-from bench.analysis.rows import Row, Rows, ratio
+from bench.analysis.rows import Row, Rows
+from bench.analysis.values import ratio
 from bench.catalogue import Run, published
 from bench.machine import Machine
 from bench.measure.plan import Plan, Setup
@@ -38,34 +39,34 @@ def efficiency_text(row: Row) -> str:
 
 
 def efficiency_interval(row: Row) -> str:
-    """Returns that in which the efficiency lies with a confidence of 95%."""
+    """Returns the efficiency's 95% confidence interval."""
     interval = row.speedup_over(row.baseline).interval or ()
     return spread([factor / row.run.processes for factor in interval], ".0%")
 
 
 def with_processes(size: int, ddp: Run, machine: Machine) -> Run:
     """Returns 02 with so many processes, with an error where the machine is too small."""
-    most, unit = machine["threads"], "cores"
+    available, unit = machine["threads"], "cores"
     if machine["gpus"]:
-        most, unit = machine["gpus"], "GPUs"
+        available, unit = machine["gpus"], "GPUs"
     run = ddp.replace(
         name=f"{ddp.name}-{size}",
         label=f"02, {counted(size, 'process', 'es')}",
         processes=size,
     )
-    if size > most:
+    if size > available:
         return run.replace(error=f"needs {size} {unit}")
     return run
 
 
 def cores_of_each(sizes: list[int], machine: Machine) -> int | None:
-    """Returns how many cores of a CPU each process has: its share where the most run that fit. On
-    GPUs None: all may use all."""
+    """Returns how many cores of a CPU each process has at every size: its share at the largest size
+    that has a core for each. On GPUs None: all processes may use all cores."""
     if machine["gpus"]:
         return None
     threads = machine["threads"]
-    most = max((size for size in sizes if size <= threads), default=1)
-    return max(1, threads // most)
+    most_processes = max((size for size in sizes if size <= threads), default=1)
+    return max(1, threads // most_processes)
 
 
 def with_cores(run: Run, of_each: int | None) -> Run:
@@ -100,7 +101,7 @@ class Scaling(Study):
         machine, sizes = setup.machine, setup.args.sizes
         runs = [base, *(with_processes(size, ddp, machine) for size in sizes)]
         runs = [with_cores(run, cores_of_each(sizes, machine)) for run in runs]
-        yield Plan(runs, **self.length(setup))
+        yield Plan(runs, length=self.length(setup))
 
     def cores(self, run: Run) -> int | None:
         return run.facts["cores"]
@@ -120,11 +121,11 @@ class Scaling(Study):
 
     def notes(self, rows: Rows) -> list[str]:
         one, many = (published()[stage] for stage in ("01", "02"))
-        theirs = many.tok_per_sec / many.gpus / one.tok_per_sec
+        published_efficiency = many.tok_per_sec / many.gpus / one.tok_per_sec
         return [
             machine_note(rows),
             "Weak scaling: each process has the same batch, and on a CPU as many cores at every"
             " size. Efficiency is the speed of each process over that of 01: the mean of the"
             f" rounds' ratios, with its 95% interval; published for {many.gpus} A100s:"
-            f" {theirs:.0%}.",
+            f" {published_efficiency:.0%}.",
         ]

@@ -10,6 +10,7 @@ from argparse import SUPPRESS, ArgumentParser
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench.analysis.rows import Row, Rows
 from bench.analysis.tuning import EPOCH_LOSS, Setting, setting_of
@@ -17,7 +18,7 @@ from bench.catalogue import Run
 from bench.common import relative
 from bench.measure.journal import journal_of, newest, read_journal
 from bench.measure.measurement import Measurement
-from bench.measure.plan import Plan, Setup
+from bench.measure.plan import Plan, Setup, WholeScript
 from bench.measure.sizing import configurations, tokens_per_epoch
 from bench.report.notes import machine_note
 from bench.report.tables import RUN, SPEED
@@ -28,6 +29,7 @@ from gpt_speed.tables import Column, Table
 
 # Fields of a Plan whose runs choose settings; reported times have other seeds.
 TUNING: dict = dict(first_seed=1, cold_rounds=0)
+NO_SEARCH = "there is no whole search: python measure.py search, or search --resume"
 LIMIT = 2  # epochs without the target, after which a run is ended
 LOG_TOKENS = {"cuda": 40_960, "cpu": 16_384}  # from one log line to the next
 
@@ -78,10 +80,9 @@ def loss_in_equal_time(row: Row) -> float:
     for all of their tokens; infinity where the run failed."""
     if row.error:
         return math.inf
-    alike = [
-        other for other in row.table if setting_of(other.run).script == setting_of(row.run).script
-    ]
-    times = [training.train_seconds for other in alike for training in other.trainings]
+    script = setting_of(row.run).script
+    rows_of_script = [other for other in row.table if setting_of(other.run).script == script]
+    times = [training.train_seconds for other in rows_of_script for training in other.trainings]
     return row.loss_at(min(times, default=0)) or math.inf
 
 
@@ -91,42 +92,40 @@ def equal_time_text(row: Row) -> str:
 
 def ranked(rows: Rows, script: str) -> list[Setting]:
     """Returns the settings of a script that were tried, the best first, failed ones last."""
-    own = [row for row in rows if setting_of(row.run).script == script]
-    return [setting_of(row.run) for row in sorted(own, key=loss_in_equal_time)]
+    tried = [row for row in rows if setting_of(row.run).script == script]
+    return [setting_of(row.run) for row in sorted(tried, key=loss_in_equal_time)]
 
 
 def next_settings(tried: list[Setting], count: int) -> list[Setting]:
     """Returns untried neighbours of the best settings that have some, up to `count` settings in
     all; of those `tried` the best are the first."""
+    left = max(0, count - len(tried))
     for setting in tried:
-        new = [other for other in setting.around() if other not in tried]
-        if new:
-            return new[: count - len(tried)]
+        untried = [neighbour for neighbour in setting.around() if neighbour not in tried]
+        if untried:
+            return untried[:left]
     return []
 
 
-def whole_runs(runs: list[Run], kind: str, **fields) -> Plan:
+def whole_runs(runs: list[Run], kind: str, length: WholeScript, **fields) -> Plan:
     """Returns a plan of whole runs with a new seed in each round, with further fields of Plan."""
-    return Plan(runs, kind, full_length=True, new_seeds=True, **fields)
+    return Plan(runs, kind, length, new_seeds=True, **fields)
 
 
 def plan_of_part(part: Part, settings: list[Setting], setup: Setup) -> Plan:
     """Returns the plan of a part of a search with these settings."""
-    return whole_runs(
-        [run_at(setting, setup) for setting in settings],
-        part.kind,
-        tokens=(setup.args.max_tokens or tokens_per_epoch(setup.data)) // part.divisor,
-        log_tokens=LOG_TOKENS[setup.device],
-        **TUNING,
-    )
+    runs = [run_at(setting, setup) for setting in settings]
+    epoch = setup.args.max_tokens or tokens_per_epoch(setup.data)
+    length = WholeScript(tokens=epoch // part.divisor, log_tokens=LOG_TOKENS[setup.device])
+    return whole_runs(runs, part.kind, length, **TUNING)
 
 
 def explore(
     setup: Setup, scripts: tuple[str, ...], part: Part
 ) -> Generator[Plan, Measurement, Rows]:
     """Yields plans until the part's number of settings of each script were tried. Returns the rows.
-    00, the first one, goes from its own settings on: the best of them are a better start for the
-    others than the published ones."""
+    The search begins with 00 at its default settings. The others begin at the best settings of 00,
+    which are a better start than the published ones."""
     first, *others = scripts
     rows = yield from climb(setup, [default_setting(setup)], part)
     best = ranked(rows, first)[0]
@@ -137,38 +136,48 @@ def explore(
 def climb(
     setup: Setup, starts: list[Setting], part: Part, before: Sequence[Row] = ()
 ) -> Generator[Plan, Measurement, Rows]:
-    """Yields plans with more and more settings, first the `starts`, one for each script, then those
-    around the best ones, until the part's number was tried. What was tried `before` is in each
-    plan, too. Returns the rows."""
+    """Yields plans with more and more settings, until the part's number of each script was tried:
+    first the `starts`, one for each script, then neighbours of the best ones. Each plan has the
+    rows from `before`, too. Returns the rows."""
     settings, new = [setting_of(row.run) for row in before], starts
     while new:
         settings += new
         measured = yield plan_of_part(part, settings, setup)
         rows = Rows(measured)
-        new = []
-        for start in starts:
-            new += next_settings(ranked(rows, start.script), part.count)
+        tried_by_script = [ranked(rows, start.script) for start in starts]
+        new = [setting for tried in tried_by_script for setting in next_settings(tried, part.count)]
     return rows
 
 
-def read_search(setup: Setup) -> tuple[list[Setting], dict]:
-    """Returns the best settings of each script, 00's first, and the target and the length of
-    runs to it, as fields of Plan. Raises UserError where there is no whole search, or one
-    that was measured in another way, OSError."""
+def read_search(setup: Setup) -> tuple[list[Setting], WholeScript]:
+    """Returns the best settings of each script, 00's first, and the length of runs to the target
+    that it found. Raises UserError where there is no whole search, or one that was measured in
+    another way, OSError."""
     path = journal_of(setup.results, "search")
-    by_kind = {part.kind: part for part in newest(read_journal(path))}
-    last = by_kind.get("epoch")
-    if not last or not last.plan.tokens or last.jobs_left() or Rows(last)[0].error:
-        raise UserError("there is no whole search: python measure.py search, or search --resume")
+    last = whole_search(path)
     rows = Rows(last)
+    target, epoch = rows[0].lowest_val_loss, last.plan.length.tokens
+    if rows[0].error or target is None or not epoch:
+        raise UserError(NO_SEARCH)
     different = last.differs_from(setup)
     if different:
         raise UserError(
             f"{relative(path)} was measured {different}: search again, or use another --results-dir"
         )
     settings = [setting_of(row.run) for row in rows if not row.error]
-    targets = {EPOCH_LOSS: rows[0].lowest_val_loss}
-    return settings, dict(targets=targets, tokens=LIMIT * last.plan.tokens)
+    log_tokens = LOG_TOKENS[setup.device]
+    length = WholeScript(targets={EPOCH_LOSS: target}, tokens=LIMIT * epoch, log_tokens=log_tokens)
+    return settings, length
+
+
+def whole_search(journal: Path) -> Measurement:
+    """Returns the last part of the newest search. Raises UserError where that isn't finished,
+    OSError."""
+    parts = {part.kind: part for part in newest(read_journal(journal))}
+    last = parts.get("epoch")
+    if not last or last.jobs_left():
+        raise UserError(NO_SEARCH)
+    return last
 
 
 class Search(Study):
@@ -187,7 +196,7 @@ class Search(Study):
             metavar="A,B+C",
             help="variants to search for besides; + joins several into one script",
         )
-        parser.add_argument("--epoch", action="store_true", help=SUPPRESS)  # what it always is
+        parser.add_argument("--epoch", action="store_true", help=SUPPRESS)  # of older commands
 
     def has_failed(self, measured: Measurement) -> bool:
         return False  # settings with which training fails are part of a search

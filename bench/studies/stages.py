@@ -6,10 +6,16 @@ from bench.analysis.rows import Rows
 from bench.catalogue import EPOCHS, STAGES, Run, chained
 from bench.common import ROOT
 from bench.machine import in_float16
-from bench.measure.plan import Plan, Setup
+from bench.measure.plan import Plan, Setup, WholeScript
 from bench.predict.batches import batches_that_fit
 from bench.report.notes import full_notes
-from bench.report.scripts import draw_scripts, latest_runs, scripts_table
+from bench.report.scripts import (
+    ScriptFigures,
+    draw_scripts,
+    latest_runs,
+    script_runs,
+    scripts_table,
+)
 from bench.studies import Plans, Study
 from bench.subcommands import positive
 from gpt_speed.common import counted
@@ -44,7 +50,7 @@ class Stages(Study):
             epochs = EPOCHS_IN_REPORT
         if tokens:
             epochs = None  # the tokens alone say how long a run is
-        yield Plan(runs, full_length=True, tokens=tokens, epochs=epochs)
+        yield Plan(runs, length=WholeScript(epochs, tokens))
 
     def batches(self, setup: Setup) -> dict[int, int]:
         """Returns other batch sizes where scripts are composed, which need less memory."""
@@ -53,16 +59,22 @@ class Stages(Study):
         return setup.batches
 
     def notes(self, rows: Rows) -> list[str]:
-        epochs = rows.measured.plan.epochs
-        if not epochs:
-            return full_notes(rows)
-        return full_notes(rows, f"{counted(epochs, 'epoch')} per run")
+        length = rows.measured.plan.length
+        if isinstance(length, WholeScript) and length.epochs:
+            return full_notes(rows, f"{counted(length.epochs, 'epoch')} per run")
+        return full_notes(rows)
 
     def excerpts(self, rows: Rows) -> dict[str, list[Table]]:
-        return {"stages": [scripts_table(latest_runs(rows.measured.folder))]}
+        return {"stages": [scripts_table(latest_figures(rows))]}
 
     def picture(self, rows: Rows):
-        return draw_scripts(latest_runs(rows.measured.folder))
+        return draw_scripts(latest_figures(rows))
+
+
+def latest_figures(rows: Rows) -> list[list[ScriptFigures]]:
+    """Returns the figures of the latest runs in the folder of a measurement, which may be others
+    than its own: those that were started by hand."""
+    return latest_runs(script_runs(rows.measured.folder))
 
 
 def run_here(stage: str, setup: Setup) -> Run:

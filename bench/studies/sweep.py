@@ -1,14 +1,15 @@
 """What fits, and how fast: speed and memory over batch sizes and context lengths."""
 
 from argparse import ArgumentParser
+from dataclasses import replace
 from itertools import chain, pairwise
 
 from bench.analysis.rows import Rows
 from bench.catalogue import Run
-from bench.common import has_option
 from bench.machine import Machine
 from bench.measure.plan import TOKENS, Growth, Plan, Setup
 from bench.measure.records import Status
+from bench.options import has_option
 from bench.report.notes import machine_note, peak_note
 from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR
 from bench.studies import Plans, Study
@@ -46,17 +47,17 @@ class Sweep(Study):
         script = setup.scripts.stage("01").replace(published=None)
         runs = [run_of_size(script, size) for size in sizes]
         growth = Growth(GROWTH[what], memory_limit(setup.machine))
-        length = self.length(setup) | dict(min_steps=MIN_STEPS[device])
-        yield Plan(runs, what, cold_rounds=0, growth=growth, **length)
+        length = replace(self.length(setup), min_steps=MIN_STEPS[device])
+        yield Plan(runs, what, length, cold_rounds=0, growth=growth)
 
     def tables(self, rows: Rows) -> list[Table]:
-        """Returns speed and memory of each size. Of those that aren't tried only the first is
-        shown, unless the size before it says why."""
-        shown = rows[:1]
+        """Returns speed and memory of each size that was tried, and of the first one that wasn't,
+        unless the size before it says why."""
+        tried = rows[:1]
         for before, row in pairwise(rows):
             is_tried = not row.outcome or row.outcome.status is not Status.NOT_TRIED
             if is_tried or not before.error:
-                shown.append(row)
+                tried.append(row)
         return [
             Table(
                 [
@@ -67,7 +68,7 @@ class Sweep(Study):
                     num_col("MFU", "mfu", ".1%"),
                     num_col("of matmul peak", "share_of_peak", ".1%"),
                 ],
-                shown,
+                tried,
             )
         ]
 

@@ -6,11 +6,12 @@ from collections.abc import Generator, Sequence
 from functools import partial
 from textwrap import fill
 
-from bench.analysis.rows import Goal, Row, Rows
+from bench.analysis.figures import Goal
+from bench.analysis.rows import Row, Rows
 from bench.analysis.tuning import DEFAULT_LOSS, is_tuned
 from bench.catalogue import EPOCHS, Run
 from bench.measure.measurement import Measurement
-from bench.measure.plan import Plan, Setup
+from bench.measure.plan import Plan, Setup, WholeScript
 from bench.measure.sizing import DEMO_TOKENS, tokens_per_epoch
 from bench.report.notes import machine_note
 from bench.report.pictures import (
@@ -63,10 +64,11 @@ class TimeToLoss(Study):
     def runs(self, setup: Setup) -> list[Run]:
         """Returns 00, 01, and the variants that are asked for."""
         scripts, names = setup.scripts, setup.args.names
-        first, last = scripts.stage("00"), scripts.stage("01").replace(compared_to="00_orig")
+        first = scripts.stage("00")
+        last = scripts.stage("01").replace(compared_to=first.name)
         if not names:
             return [first, last]
-        return [first, last, *scripts.variants(last, setup.machine, names=names.split(","))]
+        return [first, last, *scripts.variants(last, setup.machine, names.split(","))]
 
     def plans(self, setup: Setup) -> Plans:
         if setup.args.epoch:
@@ -77,32 +79,28 @@ class TimeToLoss(Study):
         kind = ""
         if setup.args.names:
             kind = "variants"
-        yield plan_to_target(runs, kind, LOG_TOKENS[setup.device], length)
+        yield plan_to_target(runs, kind, length)
 
-    def target(self, setup: Setup, base: Run) -> Generator[Plan, Measurement, dict]:
-        """Yields the plan of 00's default run. Returns the loss that it comes to as the target, and
-        the length of runs to it, as fields of Plan. Raises UserError where it failed."""
-        log_tokens, tokens = LOG_TOKENS[setup.device], setup.args.max_tokens
-        plan = search.whole_runs(
-            [base], "target", tokens=tokens, log_tokens=log_tokens, rounds=2, **search.TUNING
-        )
-        measured = yield plan
+    def target(self, setup: Setup, base: Run) -> Generator[Plan, Measurement, WholeScript]:
+        """Yields the plan of 00's default run. Returns the length of runs to the loss that it comes
+        to, the target. Raises UserError where it failed."""
+        default = WholeScript(tokens=setup.args.max_tokens, log_tokens=LOG_TOKENS[setup.device])
+        measured = yield search.whole_runs([base], "target", default, rounds=2, **search.TUNING)
         (row,) = Rows(measured)
         if not row.record or row.lowest_val_loss is None:
             raise UserError(f"there is no target, since 00's default run failed: {row.error}")
-        return dict(
+        return WholeScript(
             targets={DEFAULT_LOSS: row.lowest_val_loss},
             tokens=LIMIT * row.record.logs[-1]["tokens"],
+            log_tokens=LOG_TOKENS[setup.device],
         )
 
     def later(self, setup: Setup, plan: Plan) -> list[Plan]:
         if plan.kind != "target":
             return []
-        tokens = setup.args.max_tokens or tokens_of_default_run(setup)
-        log_tokens = LOG_TOKENS[setup.device]
-        return [
-            search.whole_runs(self.runs(setup), "", log_tokens=log_tokens, tokens=LIMIT * tokens)
-        ]
+        tokens = LIMIT * (setup.args.max_tokens or tokens_of_default_run(setup))
+        length = WholeScript(tokens=tokens, log_tokens=LOG_TOKENS[setup.device])
+        return [search.whole_runs(self.runs(setup), "", length)]
 
     def tables(self, rows: Rows) -> list[Table]:
         """Returns how long each run took to each target; without, the losses that set one."""
@@ -119,18 +117,18 @@ class TimeToLoss(Study):
         ]
 
     def notes(self, rows: Rows) -> list[str]:
-        how = "Medians over the seeds."
+        note = "Medians over the seeds."
         if rows.measured.plan.targets:
-            how += (
+            note += (
                 " Seconds of training, and of compilation with an empty cache, to the target."
                 " Speedups are the means of the seeds' ratios, with their 95% intervals; bold:"
                 " significant over the whole table. A run that hasn't reached the target after"
-                f" {rows.measured.plan.tokens:,} tokens ends; its speedup is a bound, and not"
-                " tested."
+                f" {rows.measured.plan.length.tokens:,} tokens ends; its speedup is a bound, and"
+                " not tested."
             )
             if any(row.warm_excess is not None for row in rows):
-                how += " *Again*: a second start, which finds the compiler's cache."
-        return [machine_note(rows), how]
+                note += " *Again*: a second start, which finds the compiler's cache."
+        return [machine_note(rows), note]
 
     def picture(self, rows: Rows):
         """Draws the speed, and the seconds to the last target, the one that settings were
@@ -163,13 +161,12 @@ def plan_after_search(setup: Setup) -> Plan:
     settings, length = search.read_search(setup)
     first, *others = [search.run_at(setting, setup) for setting in settings]
     runs = [first, *(run.replace(compared_to=first.name) for run in others)]
-    return plan_to_target(runs, "epoch", search.LOG_TOKENS[setup.device], length)
+    return plan_to_target(runs, "epoch", length)
 
 
-def plan_to_target(runs: list[Run], kind: str, log_tokens: int, length: dict) -> Plan:
-    """Returns the plan of runs to a target; `length` has that, and when they end without it, as
-    fields of Plan."""
-    return search.whole_runs(runs, kind, log_tokens=log_tokens, cold_rounds=COLD_ROUNDS, **length)
+def plan_to_target(runs: list[Run], kind: str, length: WholeScript) -> Plan:
+    """Returns the plan of runs to the target of a length."""
+    return search.whole_runs(runs, kind, length, cold_rounds=COLD_ROUNDS)
 
 
 def tokens_of_default_run(setup: Setup) -> int:

@@ -50,14 +50,13 @@ class Variants(Study):
         group, names = setup.args.group, setup.args.names
         if group and names:
             raise UserError("--names and a group choose different variants: give one of them", 2)
-        if names is not None:
-            names = names.split(",")
         if group == TRAINER:
             runs = trainer_runs(setup)
         else:
-            base = base_of(group, setup)
-            runs = setup.scripts.with_variants(base, setup.machine, group, names)
-        yield Plan(runs, group or "", seed_noise=2, cold_rounds=EVERY_ROUND, **self.length(setup))
+            runs = variant_runs(setup, group, names)
+        yield Plan(
+            runs, group or "", seed_noise=2, cold_rounds=EVERY_ROUND, length=self.length(setup)
+        )
 
     def imports(self, run: Run) -> list[Path]:
         """Returns 00 for Trainer's runs, which read tokens, evaluate and measure by it."""
@@ -73,6 +72,17 @@ class Variants(Study):
         if rows.measured.kind and not rows.measured.kind.startswith("parallel"):
             return None
         return draw_alternatives(rows)
+
+
+def variant_runs(setup: Setup, group: str | None, names: str | None) -> list[Run]:
+    """Returns 01 or 02 and its variants: those in "A,B+C", or those of a group. Raises UserError,
+    StackError."""
+    base = base_of(group, setup)
+    if names is None:
+        chosen = setup.scripts.variant_names(base, group)
+    else:
+        chosen = names.split(",")
+    return setup.scripts.with_variants(base, setup.machine, chosen)
 
 
 def base_of(group: str | None, setup: Setup) -> Run:

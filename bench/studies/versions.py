@@ -5,17 +5,18 @@ import re
 import shutil
 from argparse import ArgumentParser
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
 
 from bench import processes
+from bench.analysis.folders import newest_in
 from bench.analysis.gradients import verdict_of
 from bench.analysis.rows import Row, Rows
 from bench.catalogue import Run
 from bench.machine import release
 from bench.measure.measurement import Measurement
-from bench.measure.plan import Plan, Setup
+from bench.measure.plan import Plan, Setup, WholeScript
 from bench.measure.records import Record
 from bench.report.notes import machine_note, speedup_note
 from bench.report.pictures import Bar, draw_bars, place_of, rows_of_panels, script_colour
@@ -90,14 +91,14 @@ class Versions(Study):
 
     def plans(self, setup: Setup) -> Plans:
         environments = environments_of(setup.args.python, setup.device)
-        measured = yield check_plan(setup, environments)
-        yield training_plan(self, setup, environments, verdicts_of(measured))
+        yield check_plan(setup, environments)
+        yield training_plan(self, setup, environments)
 
     def later(self, setup: Setup, plan: Plan) -> list[Plan]:
         if plan.kind != CHECK:
             return []
         environments = environments_of(setup.args.python, setup.device)
-        return [training_plan(self, setup, environments, {})]
+        return [training_plan(self, setup, environments)]
 
     def driver(self, setup: Setup, run: Run) -> list:
         if is_check(run):
@@ -136,7 +137,7 @@ class Versions(Study):
             num_col("again", "warm_first_step_seconds", ".1f"),
             GB,
             LOSS,
-            text_col("gradients", "run.facts.gradients"),
+            Column("gradients", partial(verdict_cell, verdicts_in(rows.measured.folder)), True),
         ]
         return [Table(columns, rows)]
 
@@ -169,42 +170,50 @@ class Versions(Study):
 def check_plan(setup: Setup, environments: list[Environment]) -> Plan:
     """Returns the plan that checks the gradients of 01 in each environment. Raises StackError."""
     checked = as_checked(setup.scripts.stage("01"))
-    facts: dict[str, int | None] = dict(cores=None)
+    cores = None
     if setup.device == "cpu":  # whose threads would wait for each other in so small a model
-        facts = dict(cores=1)
-    checked = checked.replace(name=f"{CHECK}-{checked.name}", facts=facts)
+        cores = 1
+    checked = checked.replace(name=check_name(checked), facts=dict(cores=cores, is_check=True))
     runs = [environment.run(checked) for environment in environments]
-    return Plan(runs, CHECK, rounds=1, full_length=True)
+    return Plan(runs, CHECK, WholeScript(), rounds=1)
 
 
-def verdicts_of(checked: Measurement) -> dict[str, str]:
-    """Returns what the gradients of each run came to, by the name that it has where it trains."""
-    verdicts = {}
-    for row in Rows(checked):
-        verdict = row.error or ""
-        if row.record and not row.error:
-            verdict = verdict_of(row.record).text
-        verdicts[row.run.name.removeprefix(f"{CHECK}-")] = verdict
-    return verdicts
-
-
-def training_plan(
-    study: Study, setup: Setup, environments: list[Environment], verdicts: dict[str, str]
-) -> Plan:
+def training_plan(study: Study, setup: Setup, environments: list[Environment]) -> Plan:
     """Returns the plan of 00 and 01 in every environment, each compared to itself in the first
-    one. Its runs keep what was found of their gradients. Raises StackError."""
+    one. Raises StackError."""
     runs = []
     for stage in ("00", "01"):
         script = setup.scripts.stage(stage)
         first, *others = [environment.run(script) for environment in environments]
         runs += [first, *(run.replace(compared_to=first.name) for run in others)]
-    runs = [run.replace(facts=run.facts | dict(gradients=verdicts.get(run.name))) for run in runs]
-    return Plan(runs, **study.length(setup))
+    return Plan(runs, length=study.length(setup))
+
+
+def check_name(run: Run) -> str:
+    """Returns what the check of a run's gradients is called."""
+    return f"{CHECK}-{run.name}"
 
 
 def is_check(run: Run) -> bool:
-    """Returns whether a run checks gradients; one that trains knows what came of that."""
-    return "gradients" not in run.facts
+    return "is_check" in run.facts
+
+
+def verdicts_in(folder: Path) -> dict[str, str]:
+    """Returns what the newest check in a folder came to, by the names of its runs."""
+    checked = [rows for rows in newest_in(folder, "versions") if rows.measured.kind == CHECK]
+    return {row.run.name: verdict_text(row) for rows in checked for row in rows}
+
+
+def verdict_text(row: Row) -> str:
+    """Returns what the gradients of a checked run came to, or why that isn't known."""
+    if row.error or not row.record:
+        return row.error or ""
+    return verdict_of(row.record).text
+
+
+def verdict_cell(verdicts: dict[str, str], row: Row) -> str:
+    """Returns what the gradients of a run that trains came to; "" where they weren't checked."""
+    return verdicts.get(check_name(row.run), "")
 
 
 def speed_bar(row: Row) -> Bar:
