@@ -145,8 +145,8 @@ def interrupts_delayed() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    if received:
-        signal.raise_signal(received[0])
+        if received:  # also where the body has failed
+            signal.raise_signal(received[0])
 
 
 class Hunk(NamedTuple):
@@ -609,21 +609,20 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
     variants = chosen_variants(names, root)
     if base is None:  # 02, if one is a variant of it
         base = max(file_of(variant.base) for variant in variants)
-    script = with_variants(base, variants, rebuild_all(root))  # which refuses an edited 01 or 02
-    script = with_check(script, packages_of(variants))
     chosen = ", ".join(variant.name for variant in variants)
-    note = textwrap.fill(
-        f"# {base} with {chosen}; composed by patches/stack.py.",
-        100,
-        subsequent_indent="# ",
-        break_on_hyphens=False,
-    )
-    text = f"{note}\n".encode() + script
+    script = with_variants(base, variants, rebuild_all(root))  # which refuses an edited 01 or 02
     try:
-        compile(text, "composed", "exec")
-    except SyntaxError as error:
-        raise Conflict(f"{chosen} don't go together: line {error.lineno}")
-    return text
+        check_python("the composed script", script)  # before with_check() parses it
+    except StackError as error:
+        raise Conflict(f"{chosen} don't go together: {error}")
+    return composed_note(base, chosen) + with_check(script, packages_of(variants))
+
+
+def composed_note(base: str, chosen: str) -> bytes:
+    """Returns the comment that says what a script is composed of."""
+    text = f"# {base} with {chosen}; composed by patches/stack.py."
+    note = textwrap.fill(text, 100, subsequent_indent="# ", break_on_hyphens=False)
+    return f"{note}\n".encode()
 
 
 def with_variants(base: str, variants: list[Patch], scripts: dict[str, bytes]) -> bytes:

@@ -23,7 +23,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,10 +50,11 @@ try:
 except ImportError as error:
     sys.exit(f"error: {error}: pip install -r requirements-extras.txt")
 
-ROOT = Path(__file__).resolve().parent.parent
-_spec = spec_from_file_location("orig", ROOT / "00_orig.py")
-orig = sys.modules["orig"] = module_from_spec(_spec)
-_spec.loader.exec_module(orig)
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where gpt_speed is
+from gpt_speed.script import load_script
+
+ROOT = Path(__file__).resolve().parents[1]
+orig = load_script(ROOT / "00_orig.py", "orig")
 
 MODEL = {"cuda": "gpt2", "cpu": "cpu-demo"}  # by default
 DEMO_TOKENS = 40_960  # after which cpu-demo ends by default, as in 00

@@ -576,6 +576,15 @@ def test_masks_that_differ_in_the_backward_pass(tmp_path, name, cause):
     assert len(notes) == bool(cause) and all(cause in note for note in notes)
 
 
+def test_costs_of_a_library_have_no_place(tmp_path):
+    """The script itself has no line that calls them."""
+    facts = toy("forgetful", tmp_path)
+    for op in facts["ops"]:
+        op["place"] = ""
+    (note,) = report_of(facts, tmp_path)["notes"]
+    assert "preserve_rng_state=False: its masks differ" in note
+
+
 @pytest.mark.parametrize(("capability", "is_slow"), [("7.5", True), ("8.0", False)])
 def test_bfloat16_without_units_for_it(ladder, tmp_path, capability, is_slow):
     """On a GPU, where PyTorch says that it is supported."""
@@ -1175,6 +1184,7 @@ def test_a_system_that_is_not_unix(tmp_path):
         ("fails", "failed: ZeroDivisionError"),
         ("nothing", "trained nothing in its own process: no backward pass"),
         ("no_matmuls", "multiplies no matrices: the techniques are for models that do"),
+        ("matmuls_in_evaluation", "multiplies no matrices: the techniques are for models that do"),
         pytest.param("thread", "let it train in the main thread", marks=pytest.mark.slow),
     ],
 )

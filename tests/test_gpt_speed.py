@@ -1,6 +1,7 @@
 """The command gpt-speed: what it needs, its JSON, and the gradients of other people's scripts."""
 
 import inspect
+import io
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from conftest import ROOT, environment, load
 from gpt_speed import cli, interpreter, machine, numeric, script
 from gpt_speed.audit.audit import machine_of
 from gpt_speed.cards import CARDS
-from gpt_speed.common import UserError
+from gpt_speed.common import UserError, reason_of
 from gpt_speed.gradients import judge, render
 from gpt_speed.gradients.order import MENDS
 from gpt_speed.gradients.run import Answer, coarsest, risks_of
@@ -28,14 +29,16 @@ TOYS = ROOT / "tests" / "gradient_toys.py"
 SCHEMA = json.loads((ROOT / "gpt_speed" / "schema.json").read_text(encoding="utf-8"))
 
 
-def gpt_speed(*words, **variables) -> subprocess.CompletedProcess:
+def gpt_speed(*words, **options) -> subprocess.CompletedProcess:
+    """Runs the command in a process of its own; `options` are those of subprocess.run."""
     return subprocess.run(
         [sys.executable, "-m", "gpt_speed", *map(str, words)],
         cwd=ROOT,
-        env=environment(**variables),
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=500,
+        **options,
     )
 
 
@@ -114,6 +117,45 @@ def test_a_python_without_pytorch(tmp_path):
     done = gpt_speed("gradients", "--python", python, tmp_path / "x.py")
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith(f"error: {python} has no PyTorch ")
+
+
+@pytest.mark.parametrize(
+    "answer", ["", "a word", "gpt_speed/machine.py {}", "[1, 2]", "17", '{"torch": ']
+)
+def test_what_answers_is_no_python(monkeypatch, answer):
+    monkeypatch.setattr("gpt_speed.children.run_child", lambda *_, **__: (0, answer, ""))
+    with pytest.raises(UserError, match="^true is no Python$") as error:
+        interpreter.usable_python("true")
+    assert error.value.code == 2
+
+
+# ---- How it ends
+
+
+def test_a_closed_stdout():
+    """It is printed to nowhere."""
+    done = gpt_speed("gpus", preexec_fn=lambda: os.close(1))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_terminal_that_lacks_characters(monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr("gpt_speed.children.on_signals", lambda handler: None)
+    monkeypatch.setitem(cli.COMMANDS, "gpus", cli.Command("", lambda args: print("1.3×") or 0))
+    assert cli.main(["gpus"]) == 0 and out.buffer.getvalue() == b"1.3?\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError("the archive is closed"), "the archive is closed"),
+    ],
+)
+def test_why_a_file_is_not_written(error, says):
+    """Some errors of Python's own have no text of the system."""
+    assert reason_of(error) == says
 
 
 # ---- The machine

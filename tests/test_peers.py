@@ -172,6 +172,12 @@ def test_their_model_trains_with_our_record(
         assert {dtype for dtype, training in seen if not training} == {torch.float32}
 
 
+def test_a_type_that_a_peer_lacks(clone, clones):
+    """Its figures would be those of another type."""
+    result = clone("--float32", "published", clones["published"] / peers.PEERS["published"].file)
+    assert result.returncode == 2 and "--float32: published computes in no other" in result.stderr
+
+
 def test_gradients_of_nanogpt_are_clipped(clone, clones, monkeypatch):
     norms = []
     clip = torch.nn.utils.clip_grad_norm_

@@ -476,6 +476,19 @@ def test_all_files_are_written_or_none(tmp_path):
     }
 
 
+def test_an_interrupt_is_raised_where_a_write_fails():
+    """It isn't lost with the error that comes after it."""
+
+    def interrupted() -> None:
+        signal.raise_signal(signal.SIGINT)
+        raise OSError("the disk is full")
+
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), stack.interrupts_delayed():
+        interrupted()
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
 def test_renaming_is_not_interrupted(tmp_path, monkeypatch):
     rename = Path.replace
 
@@ -679,6 +692,13 @@ def test_a_file_that_exists_is_kept(tmp_path, capsys):
     own.write_text("kept\n")
     assert stack.main(["compose", "gc-freeze", "--out", str(own)]) == 1
     assert "exists: nothing" in capsys.readouterr().err and own.read_text() == "kept\n"
+
+
+def test_variants_that_make_no_python_together(monkeypatch):
+    """Also where a check of packages is added, for which the script is parsed."""
+    monkeypatch.setattr(stack, "merge", lambda *_: b"def half(:\n")
+    with pytest.raises(stack.Conflict, match="^init-gpt2 don't go together: .* isn't Python"):
+        stack.compose(["init-gpt2"])
 
 
 @pytest.mark.parametrize("name", ["profile.py", "random.py", "tiktoken.py", "torch.py"])

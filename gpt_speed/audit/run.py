@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from gpt_speed import children
+from gpt_speed.audit.step import Step
 from gpt_speed.common import UserError, counted, script_name
 
 CHILD = Path(__file__).with_name("child.py")
@@ -74,8 +75,8 @@ def check_steps(timed: dict, script: str) -> None:
 
 
 def check_matmuls(watched: dict, script: str) -> None:
-    """Raises UserError unless the watched step multiplies matrices."""
-    if any(op["flops"] for op in watched["ops"]):
+    """Raises UserError unless the watched step multiplies matrices to train."""
+    if any(op["flops"] for op in watched["ops"]) and Step(watched).flops:
         return
     if any(op["origin"] is not None for op in watched["ops"]):
         raise UserError(
