@@ -29,7 +29,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 sys.path.pop(0)  # this folder, whose modules have names that others may have
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # until run_script() replaces it
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from gpt_speed import script
 from gpt_speed.gradients.derivatives import derivative_facts
 from gpt_speed.gradients.hooks import set_hooks
@@ -37,6 +37,8 @@ from gpt_speed.gradients.keeper import Keeper
 from gpt_speed.gradients.kept import Kept, kept_by, names_as_in
 from gpt_speed.gradients.names import names_of
 from gpt_speed.gradients.order import Order
+
+sys.path.pop(0)  # what is imported from now on, the script's own environment has
 
 
 def main() -> None:

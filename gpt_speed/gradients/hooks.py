@@ -7,8 +7,9 @@ from functools import partial, wraps
 
 import torch
 
-from gpt_speed.gradients.keeper import Facts, Keeper
+from gpt_speed.gradients.keeper import Keeper
 from gpt_speed.gradients.order import Mend
+from gpt_speed.pytorch import memory_budget, type_name
 from gpt_speed.script import hook
 
 
@@ -41,7 +42,7 @@ def hook_autocast(keeper: Keeper) -> None:
     def init(self, *args, **kwargs):
         own_init(self, *args, **kwargs)
         if self._enabled:
-            keeper.facts.autocast = str(self.fast_dtype).removeprefix("torch.")
+            keeper.facts.autocast = type_name(self.fast_dtype)
         if keeper.order.float32:
             self._enabled = False
 
@@ -140,7 +141,7 @@ def call_compiled(keeper: Keeper, function, *args, **kwargs):
     if torch.compiler.is_compiling():  # inside of another compiled program
         return function(*args, **kwargs)
     set_what_mends(keeper.order.mending)
-    note_budget(keeper.facts)
+    keeper.facts.budget = min(keeper.facts.budget, memory_budget())  # the least that it might keep
     return keeper.call(function, *args, **kwargs)
 
 
@@ -148,10 +149,3 @@ def set_what_mends(mend: Mend) -> None:
     """Sets what mends before each call, since the script may have set it meanwhile."""
     for name, value in mend.settings.items():
         setattr(sys.modules[mend.module], name, value)
-
-
-def note_budget(facts: Facts) -> None:
-    """Notes the least share of activations that the compiler might keep."""
-    functorch = sys.modules.get("torch._functorch.config")
-    if functorch:
-        facts.budget = min(facts.budget, getattr(functorch, "activation_memory_budget", 1.0))

@@ -1,6 +1,5 @@
 """What is kept of a script until its first update: facts, gradients, and the calls of its model."""
 
-import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from gpt_speed.gradients.calls import Call, differentiable
 from gpt_speed.gradients.order import Order
+from gpt_speed.pytorch import graph_count, type_name
 
 MOST_CALLS = 32  # that are made again for numeric derivatives
 
@@ -134,17 +134,9 @@ class Keeper:
         return vars(self.facts) | dict(
             torch=torch.__version__,
             weights=len(self.gradients),
-            types=sorted({str(weight.dtype).removeprefix("torch.") for weight in self.gradients}),
+            types=sorted({type_name(weight.dtype) for weight in self.gradients}),
             graphs=graph_count(),
         )
-
-
-def graph_count() -> int:
-    """Returns how many graphs torch.compile has made."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    if not utils:
-        return 0
-    return utils.counters["stats"]["unique_graphs"]
 
 
 def checksum(*values) -> int:
