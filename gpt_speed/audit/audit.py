@@ -76,27 +76,46 @@ class Doubled(NamedTuple):
 def with_twice_the_batch(command: list[str], option: str, has_cards: bool) -> Doubled:
     """Returns a command with twice the value of the option for the batch size, by its name without
     dashes. Raises UserError."""
+    check_batch_option(has_cards)
+    name = option.lstrip("-")
+    batch_size = batch_size_in(command, name)
+    if not batch_size:
+        raise UserError(
+            f"--batch-option {option}: the script's command has no {name} with a number", 2
+        )
+    twice = 2 * batch_size.value
+    words = [*command]
+    words[batch_size.index] = f"{batch_size.before}{twice}"
+    return Doubled(words, twice)
+
+
+def check_batch_option(has_cards: bool) -> None:
+    """Raises UserError where --batch-option can't be used."""
     if not has_cards:
         raise UserError("--batch-option is for --gpu, which tells the memory at two batch sizes", 2)
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise UserError("--batch-option is for one process: leave out torchrun", 2)
-    name = option.lstrip("-")
+
+
+class BatchSize(NamedTuple):
+    """The batch size in a command: the word of this index is `before` and the value."""
+
+    index: int
+    before: str  # "--batch=", or "" where the value is a word of its own
+    value: int
+
+
+def batch_size_in(command: list[str], name: str) -> BatchSize | None:
+    """Returns the value of a command's option, as in "--batch=8", "--batch 8" or "batch=8"."""
     for index, (word, following) in enumerate(pairwise([*command, ""])):
         key, sign, value = word.partition("=")
         if key.lstrip("-") != name:
             continue
         if value.isdecimal():
-            return doubled_at(command, index, value, before=f"{key}=")
+            return BatchSize(index, f"{key}=", int(value))
         if not sign and following.isdecimal():
-            return doubled_at(command, index + 1, following)
-    raise UserError(f"--batch-option {option}: the script's command has no {name} with a number", 2)
-
-
-def doubled_at(command: list[str], index: int, value: str, before: str = "") -> Doubled:
-    """Returns a command with twice the value in the word of this index, where it stands behind
-    `before`."""
-    batch = 2 * int(value)
-    return Doubled([*command[:index], f"{before}{batch}", *command[index + 1 :]], batch)
+            return BatchSize(index + 1, "", int(following))
+    return None
 
 
 def machine_of(python: str, timed: dict) -> dict:
@@ -174,15 +193,8 @@ def row_of(
 
 def figures_of(step: Step, timed: dict, machine: dict) -> dict:
     """Returns the step's seconds, tokens, FLOPs and shares, and the memory in bytes."""
-    times, seconds = timed["seconds"], median(timed["seconds"])
-    indices = [tensor for op in step.lookups for tensor in op.passed("indices")]
-    tokens = sum(math.prod(tensor.shape) for tensor in indices)
-    flops, rates = step.flops.total(), machine.get("rates", {})
-    peak = PEAK_FLOPS.get(machine["name"])
-    rate = peak or rates.get(step.precision(step.type)) or rates.get("float32")
-    shares: dict[str, float] = defaultdict(float)
-    for op, kind in step.kinds.items():
-        shares[NAMES.get(kind, kind)] += op.seconds / step.seconds
+    times = timed["seconds"]
+    seconds, tokens = median(times), tokens_of(step)
     return dict(
         seconds=seconds,
         fastest=min(times),
@@ -190,12 +202,36 @@ def figures_of(step: Step, timed: dict, machine: dict) -> dict:
         steps=len(times),
         tokens=tokens,
         tok_per_sec=tokens / seconds,
+        **work_figures(step, seconds, machine),
+        memory=timed["memory"],
+        memory_total=machine["memory_total"],
+        shares=shares_of(step),
+    )
+
+
+def tokens_of(step: Step) -> int:
+    """Returns how many tokens a step reads."""
+    return sum(math.prod(index.shape) for op in step.lookups for index in op.passed("indices"))
+
+
+def work_figures(step: Step, seconds: float, machine: dict) -> dict:
+    """Returns the FLOPs of a step that takes so many seconds, and their share of what matmuls of
+    its type reach: by the datasheet, or as it was measured on a machine that has none."""
+    flops, rates = step.flops.total(), machine.get("rates", {})
+    peak = PEAK_FLOPS.get(machine["name"])
+    rate = peak or rates.get(step.precision(step.type), rates.get("float32"))
+    return dict(
         flops=flops,
         type=step.type,
         rate=rate,
-        share_of_rate=rate and flops / seconds / rate,
-        mfu=bool(peak),
-        memory=timed["memory"],
-        memory_total=machine["memory_total"],
-        shares=dict(sorted(shares.items(), key=lambda item: -item[1])),
+        share_of_rate=flops / seconds / rate,
+        mfu=peak is not None,
     )
+
+
+def shares_of(step: Step) -> dict[str, float]:
+    """Returns the shares of a step's time, the largest one first."""
+    shares: dict[str, float] = defaultdict(float)
+    for op, kind in step.kinds.items():
+        shares[NAMES.get(kind, kind)] += op.seconds / step.seconds
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))

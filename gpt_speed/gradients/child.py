@@ -72,19 +72,26 @@ def begin_update(keeper: Keeper, *_) -> None:
 def gradient_facts(keeper: Keeper) -> dict:
     """Returns for the report how far the gradients are from those of another run, and numeric
     derivatives, as ordered; keeps the gradients for further runs."""
-    order = keeper.order
-    facts = {}
-    names = names_of(keeper.parameters())
+    order, facts, other = keeper.order, {}, None
     if order.compare:
         other = Kept.load(order.compare)
-        names = names_as_in(other, keeper.parameters())
-        facts |= kept_by(keeper, names).distances_from(other)
+    names = parameter_names(keeper, other)
+    kept = kept_by(keeper, names)
+    if other:
+        facts |= kept.distances_from(other)
     if order.keep:
-        kept_by(keeper, names).save(order.keep)
+        kept.save(order.keep)
     if order.seconds:
         names_of_kept = {weight: names[weight] for weight in keeper.gradients}
         facts |= derivative_facts(keeper.calls, names_of_kept, order.seconds)
     return facts
+
+
+def parameter_names(keeper: Keeper, other: Kept | None) -> dict:
+    """Returns a name for each parameter: that of another run, if there is one."""
+    if other:
+        return names_as_in(other, keeper.parameters())
+    return names_of(keeper.parameters())
 
 
 def finish(keeper: Keeper, facts: dict) -> None:

@@ -72,12 +72,12 @@ class Keeper:
 
     def begin_update(self) -> None:
         """Is called before an optimizer's update."""
-        if self.is_in_backward:  # an optimizer in the backward pass: others follow
+        if self.is_in_backward:  # it updates one tensor; the other gradients follow
             self.keep_gradients()
-        elif self.gradients:
-            self.keeps_calls = False  # those that numeric derivatives make again
-        else:
+        elif not self.gradients:  # its closure will compute them
             self.facts.updates += 1
+        else:  # all is kept: the calls that follow are those that numeric derivatives make again
+            self.keeps_calls = False
 
     @property
     def is_complete(self) -> bool:
