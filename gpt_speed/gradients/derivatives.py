@@ -28,8 +28,8 @@ def derivative_facts(calls: list[Call], names: dict, seconds: float) -> dict:
 
 
 def derivatives_until(deadline: float, numeric: Derivatives, gradients: dict) -> dict:
-    """Returns the derivatives in the directions of weights, which are drawn in any order, until the
-    deadline. `gradients` are autograd's."""
+    """Returns the derivatives along a direction in each weight, in a random order, until the
+    deadline; `gradients` are autograd's."""
     names = [*gradients]
     random.Random(0).shuffle(names)
     derivatives = {}
