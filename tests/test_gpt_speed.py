@@ -162,7 +162,7 @@ def test_why_a_file_is_not_written(error, says):
 
 
 def test_the_machine_is_described():
-    facts = machine.this_machine()
+    facts = machine.machine_facts()
     assert facts["device"] == "cpu" and facts["name"] and facts["memory_total"] > 2**30
     script = load(ROOT / "01_opt_single_gpu.py")
     assert facts["dtype"] == script.best_dtype(machine_device())[0]
@@ -207,7 +207,7 @@ def test_rates_on_a_gpu_of_the_oldest_pytorch(monkeypatch, capability, hip, prec
 @pytest.mark.parametrize(("is_known", "has_rates"), [(True, False), (False, True)])
 def test_rates_are_measured_where_no_datasheet_has_them(monkeypatch, capsys, is_known, has_rates):
     """The machine itself decides, so that it is asked once."""
-    monkeypatch.setattr(machine, "this_machine", lambda: dict(name="here", dtype="float32"))
+    monkeypatch.setattr(machine, "machine_facts", lambda: dict(name="here", dtype="float32"))
     monkeypatch.setattr(machine, "matmul_peak", lambda dtype: {dtype: 1e12})
     order = dict(rates=True, known=["here"] if is_known else [])
     monkeypatch.setattr(sys, "argv", ["machine.py", json.dumps(order)])

@@ -17,6 +17,8 @@ from bench.measure.sizing import Length
 from bench.studies.gradients import Gradients, has_own_type, unchecked_dropout
 from gpt_speed.common import UserError
 from gpt_speed.gradients import hooks
+from gpt_speed.gradients.keeper import Keeper
+from gpt_speed.gradients.order import Order
 from patches import stack
 
 DRIVER = ROOT / "bench" / "measure" / "gradients.py"
@@ -504,15 +506,11 @@ def test_names_of_a_study_may_have_spaces(tmp_path):
     assert [run.name for run in first.runs] == [run.name for run in second.runs]
 
 
-def test_a_compiled_method_is_a_method():
+def test_a_compiled_method_is_a_method(monkeypatch):
     """What takes the place of torch.compile binds to the object that it is called of."""
-    mending = SimpleNamespace(mending=SimpleNamespace(backend=None))
-    keeper = SimpleNamespace(facts=SimpleNamespace(compiles=0), order=mending)
-    compile = hooks.compile_in_place_of(
-        lambda function, **options: function,
-        keeper,
-        lambda function, *args, **kwargs: function(*args, **kwargs),
-    )
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    keeper = Keeper(Order())
+    compile = hooks.Compiler(keeper).compile
 
     class Model:
         @compile
