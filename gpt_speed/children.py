@@ -130,13 +130,13 @@ def report_of_child(
     rewind_stdin()
     try:
         code, out, err = run_child(command, timeout=seconds, environment=environment)
-        how = ending(code)
+        end = ending(code)
     except subprocess.TimeoutExpired as stuck:
         out, err = map(decoded, (stuck.stdout, stuck.stderr))
-        how = ""
-    if not report.exists():  # which it may have written before its time was over
+        end = ""
+    if not report.exists():  # it may have written one before its time was over
         print(err or out, file=sys.stderr, end="")
-        raise NoReport(how)
+        raise NoReport(end)
     return json.loads(report.read_text(encoding="utf-8")), err
 
 

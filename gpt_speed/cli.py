@@ -76,8 +76,7 @@ def minutes(text: str) -> float:
 
 
 def add_script(parser: argparse.ArgumentParser, python: str = "") -> None:
-    """Adds what each command has that starts a script, and writes the parser's usage; `python` as
-    in add_python."""
+    """Adds what each command has that starts a script, and its usage; for `python` see add_python."""
     parser.usage = "%(prog)s [options] SCRIPT|-m MODULE [ITS ARGUMENTS]"
     add_command(parser)
     add_python(parser, python)
@@ -115,8 +114,8 @@ def add_command(parser: argparse.ArgumentParser) -> None:
 
 
 def add_python(parser: argparse.ArgumentParser, python: str) -> None:
-    """Adds the option for the Python that runs the script; by default that is `python`, the one
-    that runs this, or for "" the activated environment's."""
+    """Adds the option for the Python that runs the script. Its default is `python`, the one that
+    runs this program, or where that is "" the Python of the activated environment."""
     default = "that of the activated environment"
     if python:
         default = "the one that runs this"
@@ -259,7 +258,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     )
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
-        own = parsers.add_parser(
+        subparser = parsers.add_parser(
             name,
             help=command.summary,
             description=command.description or command.summary,
@@ -268,8 +267,8 @@ def parse(words: list[str] | None) -> argparse.Namespace:
             allow_abbrev=False,
         )
         if command.add_options:
-            command.add_options(own)
-        own.set_defaults(run=command.run)
+            command.add_options(subparser)
+        subparser.set_defaults(run=command.run)
     return parser.parse_args(words)
 
 

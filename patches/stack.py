@@ -799,8 +799,8 @@ def carry_back(old: dict[str, bytes], text: bytes, names: list[str]) -> dict[str
 
 
 def way_on(root: Path, file: Path, into: str | None, until: list[str], name: str) -> str:
-    """Returns what to type after a conflict in the script `name`: the edit goes as far as that, and
-    is made there by hand."""
+    """Returns what to type after a conflict in the script `name`: the edit is carried on to the
+    scripts before it, and then made in it by hand."""
     options = []
     if into:
         options.append(f"--into={into}")

@@ -196,6 +196,14 @@ def test_a_file_that_is_named_twice(script, tmp_path, monkeypatch, capsys, other
     assert capsys.readouterr().out.count("a.txt is named twice: ") == lines
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "A.JSONL", "a.JsonL.gz"])
+def test_a_name_tells_json_lines(script, tmp_path, name):
+    """It does where the content doesn't, as with a quotation mark in the first key."""
+    path = tmp_path / name
+    path.write_text('{"a\\"b": 1, "text": "x"}\n')
+    assert script.kind_of(str(path)) == "json"
+
+
 def test_a_look_at_a_file_is_no_progress(script, tmp_path, monkeypatch):
     """On a terminal the percentage begins when the text is read."""
     (tmp_path / "a").write_text("text\n" * 99)

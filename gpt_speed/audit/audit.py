@@ -49,8 +49,9 @@ def audit_of(
     batch_option: str,
 ) -> dict | None:
     """Runs a command and returns an audit of it, as result_of; None in a rank of torchrun that
-    isn't the first. `python` is the name of the one that runs it, or ""; `minutes` is the limit of
-    each run; `batch_option` is the command's for the batch size, or "". Raises UserError."""
+    isn't the first. `python` is the Python that runs the command, or "" for the usual one; each run
+    takes so many `minutes` at most. With `batch_option`, the command's own option for the batch
+    size, it runs a third time, at twice that size. Raises UserError."""
     doubled = None
     if batch_option:
         doubled = with_twice_the_batch(command, batch_option, bool(cards))

@@ -79,16 +79,19 @@ class Steps:
 
     def __init__(self, order: Order, watch: Watch):
         self.order, self.watch = order, watch
-        self.ends = {}  # lists of StepEnds, by the index of their optimizer, or by "backward"
-        self.backwards = 0  # backward passes so far
-        self.updates = []  # when those without a backward pass in them began and ended
-        self.began = None  # the running update's begin, and `backwards` then
-        self.optimizers = {}  # in order of their first updates; `backwards` at each one's last
-        self.made_at = {}  # the script's lines that make optimizers, by id
-        self.has_optimizer = False  # whether one exists, maybe without an update yet
-        self.models = []  # that DistributedDataParallel wraps
-        self.waits, self.workers = [], 0  # of the DataLoader: seconds for each batch; processes
-        self.graphs = float("inf")  # that were compiled before the timed steps
+        # The StepEnds of each optimizer, by its index in `optimizers`; of "backward" without one.
+        self.ends = {}
+        self.backwards = 0  # how many backward passes have begun
+        self.updates = []  # the begin and the end of each update that has no backward pass in it
+        self.began = None  # the begin of the running update, and `backwards` then
+        # The optimizers, in the order of their first updates; `backwards` at the last one of each.
+        self.optimizers = {}
+        self.made_at = {}  # the script's line that makes an optimizer, by its id
+        self.has_optimizer = False  # whether an optimizer exists, maybe without an update yet
+        self.models = []  # the models that DistributedDataParallel wraps
+        self.waits = []  # the seconds until a DataLoader gave each batch
+        self.workers = 0  # the processes of the last DataLoader
+        self.graphs = float("inf")  # how many graphs were compiled before the timed steps
 
     # ---- Hooks
 
@@ -224,8 +227,8 @@ class Steps:
 
 def is_in_update() -> bool:
     """Tells whether an optimizer's update has called this function, by its closure or itself."""
-    own = torch_optimizer.__file__
-    return any(frame.f_code.co_filename == own for frame in frames_from(sys._getframe()))
+    frames = frames_from(sys._getframe())
+    return any(frame.f_code.co_filename == torch_optimizer.__file__ for frame in frames)
 
 
 def set_hooks(steps: Steps) -> None:

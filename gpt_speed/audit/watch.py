@@ -386,14 +386,16 @@ def frames_from(frame) -> list:
 def caller_of(frames: list, phase: str) -> tuple[str, str]:
     """Returns the script's line that called an operator, as "model.py:63", and the function around
     it, by its file and first line; "" for both where autograd called it."""
-    own = [frame for frame in frames if is_own(frame)]
+    callers = [frame for frame in frames if is_own(frame)]
     if phase == "optimizer":  # by Accelerate, maybe
-        own = [frame for frame in own if LIBRARIES not in frame.f_code.co_filename] or own
-    if not own:
+        outside = [frame for frame in callers if LIBRARIES not in frame.f_code.co_filename]
+        callers = outside or callers
+    if not callers:
         return "", ""
-    file = own[0].f_code.co_filename
-    place = f"{os.path.basename(file)}:{own[0].f_lineno}"
-    return place, f"{file}:{own[0].f_code.co_firstlineno}"
+    caller, *_ = callers
+    file = caller.f_code.co_filename
+    place = f"{os.path.basename(file)}:{caller.f_lineno}"
+    return place, f"{file}:{caller.f_code.co_firstlineno}"
 
 
 def describe_older(tensor) -> dict:

@@ -18,28 +18,28 @@ MOST_CALLS = 32  # that are made again for numeric derivatives
 class Facts:
     """What the report says of the script."""
 
-    loss: float | None = None  # of the first backward pass
+    loss: float | None = None  # the loss of the first backward pass
     batch: int | None = None  # a checksum of what the first call is given
-    backwards: int = 0  # passes
-    updates: int = 0  # that began without gradients: their closures compute them
-    autocast: str | None = None  # its type, where it was on
-    compiles: int = 0  # times that torch.compile was asked
-    budget: float = 1.0  # the compiler's, for what it keeps for the backward pass
+    backwards: int = 0  # how many backward passes have ended
+    updates: int = 0  # how many updates began without gradients, which their closures compute
+    autocast: str | None = None  # the type of autocast, where it was on
+    compiles: int = 0  # how often the script asked for torch.compile
+    budget: float = 1.0  # the share of activations that the compiler keeps for the backward pass
     checkpoints: int = 0  # calls of activation checkpointing, where nothing is compiled
-    functions: list[str] = field(default_factory=list)  # autograd's that aren't PyTorch's, sorted
+    functions: list[str] = field(default_factory=list)  # autograd functions of others, sorted
 
 
 class Keeper:
-    """What is kept of the script. Its methods are called by hooks: see hooks.py."""
+    """Keeps what a script does until its first update. Hooks call its methods: see hooks.py."""
 
     def __init__(self, order: Order):
         self.order = order
         self.facts = Facts()
         self.optimizers = []
-        self.gradients = {}  # by parameter, after the last backward pass before its update
+        self.gradients = {}  # by parameter, as the last backward pass left them
         self.calls: list[Call] = []
-        self.backward_depth = 0  # of backward passes that run now
-        self.keeps_calls = True  # not within one, and until the update begins
+        self.backward_depth = 0  # how many backward passes run now, one within another
+        self.keeps_calls = True  # not within a call that is kept, and until the update begins
         self.is_jittered = False
 
     # ---- The backward pass

@@ -31,10 +31,10 @@ class Answer:
     """What is known of a script's gradients."""
 
     command: list[str]
-    tensors: int = 0  # that have gradients
-    backwards: int = 0  # passes before the update
+    tensors: int = 0  # how many have gradients
+    backwards: int = 0  # how many backward passes precede the update
     checks: list[Check] = field(default_factory=list)
-    mends: list[str] = field(default_factory=list)  # of MENDS, with each of which they are right
+    mends: list[str] = field(default_factory=list)  # those of MENDS that make them right
     notes: list[str] = field(default_factory=list)  # why something wasn't compared
 
     @property
@@ -76,10 +76,10 @@ class Script:
         try:
             return children.report_of_child(command, report, 60 * self.minutes, order.environment)
         except children.NoReport as child:
-            how = f"made no update in {self.minutes:g} minutes: see --minutes"
+            problem = f"made no update in {self.minutes:g} minutes: see --minutes"
             if child.ending:
-                how = f"{child.ending}, before its first update"
-            raise UserError(f"{script_name(self.command)} {how}")
+                problem = f"{child.ending}, before its first update"
+            raise UserError(f"{script_name(self.command)} {problem}")
 
     def check(self, facts: dict, what: str, err: str) -> None:
         """Raises UserError unless a run came to its first update."""
