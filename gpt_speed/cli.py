@@ -76,7 +76,7 @@ def minutes(text: str) -> float:
 
 
 def add_script(parser: argparse.ArgumentParser, python: str = "") -> None:
-    """Adds what each command has that starts a script, and its usage; for `python` see add_python."""
+    """Adds what all commands have that start a script; `python` is the one of add_python."""
     parser.usage = "%(prog)s [options] SCRIPT|-m MODULE [ITS ARGUMENTS]"
     add_command(parser)
     add_python(parser, python)

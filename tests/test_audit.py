@@ -19,7 +19,7 @@ import jsonschema
 import pytest
 import torch
 from audit_toys import B, H, T
-from conftest import ROOT, environment, load, run_python, small, write_tokens
+from conftest import ROOT, environment, run_python, small, write_tokens
 from made_up import copy_of_checkout
 
 from bench.commands.audit import Audit
@@ -40,6 +40,7 @@ from gpt_speed.audit.checks import (
     check,
 )
 from gpt_speed.audit.other_gpus import work_of
+from gpt_speed.audit.process import gpu_facts
 from gpt_speed.audit.render import with_one_compile_row
 from gpt_speed.audit.run import audit, watch_order
 from gpt_speed.audit.step import Step
@@ -848,10 +849,6 @@ def test_gains_from_elsewhere_are_named_by_their_numbers():
 
 def test_the_memory_of_a_gpu_by_the_oldest_pytorch(monkeypatch):
     """It asks for the device by its number, and doesn't say whether memory is shared."""
-    monkeypatch.syspath_prepend(str(CHILD.parent))
-    monkeypatch.delitem(sys.modules, "watch", raising=False)
-    child = load(CHILD)
-    monkeypatch.delitem(sys.modules, "watch")
     for name, answer in dict(
         memory_snapshot=lambda: [dict(is_expandable=True)],
         current_device=lambda: 1,
@@ -860,7 +857,7 @@ def test_the_memory_of_a_gpu_by_the_oldest_pytorch(monkeypatch):
         mem_get_info=lambda: (0, 2**34),
     ).items():
         monkeypatch.setattr(torch.cuda, name, answer)
-    facts = child.gpu_facts()
+    facts = gpu_facts()
     assert (facts["memory"], facts["memory_total"]) == (2**30, 2**34)
     assert facts["kept"] and facts["shares_memory"] is False
 

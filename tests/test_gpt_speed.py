@@ -53,7 +53,7 @@ def test_gpus_are_listed(capsys):
 
 @pytest.mark.parametrize("command", ["audit", "gradients"])
 def test_it_needs_the_standard_library_alone(command):
-    """Python's -S leaves site-packages out, -I the current folder."""
+    """It runs with -S, which leaves out site-packages, and -I, which leaves out this folder."""
     code = f"import sys; sys.path.append({str(ROOT)!r}); from gpt_speed.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, command, "--help"], capture_output=True, text=True
@@ -109,7 +109,7 @@ def test_whose_python_runs_the_script(monkeypatch, named, activated, has_torch, 
 
 
 def test_a_python_without_pytorch(tmp_path):
-    """It is asked itself, and told so in one line."""
+    """It says so itself, and the user reads one line."""
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     python.chmod(0o755)
@@ -133,7 +133,7 @@ def test_what_answers_is_no_python(monkeypatch, answer):
 
 
 def test_a_closed_stdout():
-    """It is printed to nowhere."""
+    """The table is written to nowhere."""
     done = gpt_speed("gpus", preexec_fn=lambda: os.close(1))
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -195,7 +195,7 @@ def test_an_old_python(monkeypatch):
     ],
 )
 def test_rates_on_a_gpu_of_the_oldest_pytorch(monkeypatch, capability, hip, precisions):
-    """Which doesn't say itself whether a GPU has TF32."""
+    """The oldest PyTorch doesn't say itself whether a GPU has TF32."""
     monkeypatch.delattr(torch.cuda, "is_tf32_supported", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
@@ -260,7 +260,7 @@ def test_distances_of_tensors():
 
 @pytest.mark.parametrize("share", [1.0, 0.9])
 def test_derivatives_of_a_loss(share):
-    """Autograd's are that share of the numeric ones that the gradient is; zeros are moved, too."""
+    """A gradient that is 0.9 of the right one shows as that; weights of 0 are moved, too."""
     weights = dict(a=torch.tensor([0.3, -0.2, 0.5]), zeros=torch.zeros(2))
 
     def loss_at(offsets: dict) -> float:
@@ -300,7 +300,7 @@ def test_a_hook_ends_also_where_the_function_raises(monkeypatch):
 
 
 def test_a_hooked_function_says_what_it_is(monkeypatch):
-    """Scripts read signatures; but marks of the compiler aren't those of the hook."""
+    """A script reads the function's own signature, but the compiler finds no marks of its own."""
     monkeypatch.setattr(quotient, "_torchdynamo_inline", quotient, raising=False)
     owner = SimpleNamespace(divide=quotient)
     script.hook(owner, "divide", lambda *_: None)
@@ -401,7 +401,7 @@ def test_the_answer():
 
 
 def validate(content: dict, kind: str) -> None:
-    """Raises where it isn't as the schema says; none of the schema's words may be unknown."""
+    """Raises an error where JSON isn't as the schema says, or the schema has unknown words."""
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     jsonschema.validate(json.loads(json.dumps(content, allow_nan=False)), SCHEMA)
     jsonschema.validate(content, SCHEMA | {"oneOf": [{"$ref": f"#/$defs/{kind}"}]})
@@ -427,8 +427,8 @@ FACTS = dict(
 
 @pytest.fixture
 def made_up_runs(monkeypatch):
-    """A function that lets `gpt-speed gradients` run scripts in no time: whose compiled gradients
-    are `off` by so much, unless it is tried with another memory budget, and of which one fails."""
+    """Returns a function that replaces the runs of `gpt-speed gradients`: compiled gradients are
+    `off` by so much, unless another memory budget is tried; the run that `fails` names fails."""
 
     def replace(off: float, fails: str) -> None:
         def run(script, what, order):
@@ -446,7 +446,7 @@ def made_up_runs(monkeypatch):
 
 @pytest.mark.parametrize("fails", ["with aot_eager", "numeric derivatives"])
 def test_a_wrong_gradient_stays_wrong_where_a_further_run_fails(made_up_runs, capsys, fails):
-    """The exit code, too, is that of a wrong gradient; what failed is noted."""
+    """The exit code is that of a wrong gradient, and a note says what failed."""
     made_up_runs(0.5, fails)
     assert cli.main(["gradients", "--json", str(TOYS)]) == 4
     content = json.loads(capsys.readouterr().out)
@@ -542,7 +542,7 @@ def test_the_wheel(tmp_path):
 
 
 def test_one_version():
-    """Of the package, of the newest changes, and of what one cites."""
+    """The package, the newest changes and the citation have the same one."""
     versions = {
         re.search(pattern, (ROOT / name).read_text(), re.MULTILINE)[1]
         for name, pattern in (

@@ -29,8 +29,8 @@ class Storage:
             self.died = max(self.died, index)
 
     def is_on(self, device: str) -> bool:
-        """Tells whether it lies on the device that trains. Of a step on a CPU that is asked for a
-        GPU, which has no data in its memory: what is older than the step, outlives it, and belongs
+        """Tells whether it lies on the device that trains. A step on a CPU stands for one on a GPU,
+        which leaves data in the CPU's memory: what is older than the step, outlives it, and belongs
         neither to the model nor to the optimizer."""
         is_data = self.born is None and self.died is None and not self.role
         return self.device == device and not (device == "cpu" and is_data)
