@@ -104,7 +104,6 @@ Data = namedtuple("Data", "meta train val tokenizer")  # meta holds prepare.py's
 
 def load_data(config: Config) -> Data:
     """Loads the tokens in --data. Raises UserError if there are none, or too few."""
-    prepare_data(config)
     folder = Path(config.data)
     try:
         data = read_data(folder, config)
@@ -242,7 +241,7 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     return model.to(device)
 
 
-def count_parameters(model: nn.Module, config: Config) -> dict[str, int]:
+def count_parameters_and_flops(model: nn.Module, config: Config) -> dict[str, int]:
     """Counts the parameters and the floating-point operations per training token: 2 forward and 4
     backward per weight of a linear layer, plus attention's (PaLM, arXiv:2204.02311, appendix B)."""
     matmul_weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
@@ -264,7 +263,7 @@ def compute_loss(model: nn.Module, x_BT: torch.Tensor, y_BT: torch.Tensor) -> to
 
 
 def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """Stands apart, so that patches can replace it."""
+    """Backpropagates, and updates the weights."""
     loss.backward()
     optimizer.step()
 
@@ -295,12 +294,12 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
                 train_loss = evaluate(model, data.train, config)
                 val_loss = evaluate(model, data.val, config)
                 run.log(epoch + 1, step, seconds, train_loss, val_loss)
-                check_loss(train_loss + val_loss, config)
+                check_loss(train_loss + val_loss)
                 done = done or val_loss <= config.target_loss
                 times = [now(config.device)]  # the clock starts again
             if done:
                 break
-        run.epoch(epoch + 1, model, data.tokenizer)  # a sample, not timed either
+        run.epoch(epoch + 1, sample(model, data.tokenizer, config))  # not timed either
         if done:
             break
 
@@ -315,7 +314,7 @@ def count_steps(config: Config, steps_per_epoch: int) -> int:
     return min(limits)
 
 
-def check_loss(loss: float, config: Config) -> None:
+def check_loss(loss: float) -> None:
     """Raises FloatingPointError if training has diverged."""
     if not math.isfinite(loss):
         raise FloatingPointError("the loss is not finite: lower --learning-rate")
@@ -383,15 +382,22 @@ def set_up_process() -> None:
 
 
 def set_up_pytorch() -> None:
-    """Makes the folder for compiled code, if the user names one: PyTorch's optimizers need it."""
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    try:
-        os.makedirs(folder or ".", exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{first_line(error)} (see TORCHINDUCTOR_CACHE_DIR)") from None
+    """Sets what PyTorch reads once."""
+    make_compiler_folder()
 
 
 # ---- Plumbing: hardware, memory, record, settings, errors --------------------------------------
+
+def make_compiler_folder() -> None:
+    """Makes the folder for compiled code that the user names, so that it can't fail later."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if not folder:
+        return
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{first_line(error)} (see TORCHINDUCTOR_CACHE_DIR)") from None
+
 
 def memory_gb(device: torch.device) -> dict[str, float | None]:
     """Returns reserved GB (1024³ bytes), now and at the peak; on a CPU the peak resident set."""
@@ -405,29 +411,35 @@ def memory_gb(device: torch.device) -> dict[str, float | None]:
     return dict(reserved_gb=size and size / 1024**3, peak_reserved_gb=peak and peak / 1024**3)
 
 
+def describe_machine(device: torch.device) -> dict[str, str | int | None]:
+    """Returns what the speed depends on besides the script."""
+    cpu = getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", "unknown CPU")
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return dict(torch=torch.__version__, cpu=cpu, gpu=gpu, threads=torch.get_num_threads())
+
+
 class Run:
     """Prints the log and writes the record: one JSON object per line. No weights are saved."""
 
-    file = None  # until start() opens it
+    def __init__(self):
+        self.file, self.seconds, self.average = None, [], None  # start() opens the file
 
     def start(self, model: nn.Module, data: Data, config: Config) -> None:
-        self.config, self.seconds, self.average, self.attention = config, [], None, "manual"
+        self.config, self.attention = config, "manual"
         device, began = config.device, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{os.getpid()}.jsonl")
+        unique = os.urandom(3).hex()  # another machine may write into the same folder
+        path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{unique}.jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
-        while path.exists():  # another machine may share the folder
-            path = path.with_stem(f"{path.stem}-2")
         self.file = open(path, "x", encoding="utf-8")
-        settings = dict(asdict(config), **count_parameters(model, config), world_size=1,
+        settings = dict(asdict(config), **count_parameters_and_flops(model, config), world_size=1,
                         device=device.type, matmul_precision=torch.get_float32_matmul_precision())
         del settings["data"], settings["results_dir"]  # paths of this machine
-        cpu = getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", "unknown CPU")
-        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-        machine = dict(torch=torch.__version__, cpu=cpu, gpu=gpu, threads=torch.get_num_threads())
+        machine = describe_machine(device)
         self.write("start", schema=3, stage=config.name, time=began, config=settings,
                    data=data.meta, environment=machine,
                    source_sha256=hashlib.sha256(Path(__file__).read_bytes()).hexdigest())
-        print(f"PyTorch version: {torch.__version__}\nDevice: {device.type} ({gpu or cpu})\n"
+        print(f"PyTorch version: {torch.__version__}\n"
+              f"Device: {device.type} ({machine['gpu'] or machine['cpu']})\n"
               f"CUDA version: {torch.version.cuda or 'n/a'}\nModel: {config.model}, "
               f"{settings['parameters']:,} parameters\nRecord: {path}")
 
@@ -446,28 +458,29 @@ class Run:
         print(f"Ep {epoch}, Step {step:06d}, Train: {train_loss:.3f}, Val: {val_loss:.3f}, "
               f"Step tok/sec: {rate:.0f}, Avg tok/sec: {self.average or 0:.0f}", flush=True)
 
-    def epoch(self, epoch: int, model: nn.Module, tokenizer: tiktoken.Encoding) -> None:
-        text, memory = sample(model, tokenizer, self.config), memory_gb(self.config.device)
+    def epoch(self, epoch: int, text: str) -> None:
+        memory = memory_gb(self.config.device)
         self.write("epoch", epoch=epoch, **memory, sample=text)
         print("".join(c if c.isprintable() else " " for c in text))
         print(f"Reserved memory: {memory['reserved_gb'] or math.nan:.4f} GB\n", flush=True)
 
     def end(self, status: str, error: str | None) -> None:
-        try:
-            memory = memory_gb(self.config.device)
-            self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
-                       attention_backend=self.attention, **memory)
-            self.file.close()
-        except OSError as full:  # such as a full disk; an earlier error is printed already
-            sys.exit(1 if error else f"error: {full}")
-        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # the second may be slow
+        memory = memory_gb(self.config.device)
+        self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
+                   attention_backend=self.attention, **memory)
+        self.file.close()
+        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # evaluation slows the second
         if len(rates) >= 3:
             print(f"Median step tok/sec: {np.median(rates):.0f}")
 
 
-def configure(argv: list[str] | None = None) -> Config:
-    """Reads the settings. Exits with 2 for an invalid one; raises if the device doesn't work."""
-    given = vars(make_parser().parse_args(argv))
+def read_options(argv: list[str] | None = None) -> dict:
+    """Returns the options that are given. Exits with 2 for an invalid one, with 0 after --help."""
+    return vars(make_parser().parse_args(argv))
+
+
+def configure(given: dict) -> Config:
+    """Returns the settings of a run with these options. Raises UserError if its device fails."""
     try:
         device = choose_device(given.get("device"))
     except (RuntimeError, AssertionError) as error:  # AssertionError: a build without CUDA
@@ -560,10 +573,7 @@ def ignore_signals() -> None:
 
 def first_line(error: BaseException) -> str:
     """Returns what an error says first, or its name if it says nothing."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    if isinstance(error, FileExistsError) and os.path.islink(str(error.filename)):
-        line += ", a link to a folder that isn't there"
-    return line
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -594,8 +604,10 @@ def main() -> int:
     status, message, code = "complete", None, 0
     try:
         set_up_process()
+        given = read_options()
         set_up_pytorch()
-        config = configure()
+        config = configure(given)
+        prepare_data(config)
         data = load_data(config)
         torch.manual_seed(config.seed)
         model = GPTModel(config)  # on the CPU, so that weights don't depend on the device
@@ -605,8 +617,12 @@ def main() -> int:
         status, message, code = explain(error)
         print(f"error: {message}", file=sys.stderr)
     ignore_signals()
-    if run.file is not None:  # else it failed before run.start()
-        run.end(status, message)
+    try:
+        if run.file is not None:  # else it failed before run.start()
+            run.end(status, message)
+    except OSError as error:  # such as a full disk
+        print(f"error: {error}", file=sys.stderr)
+        code = 1
     return code
 
 

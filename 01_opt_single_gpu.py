@@ -110,7 +110,6 @@ Data = namedtuple("Data", "meta train val tokenizer")  # meta holds prepare.py's
 
 def load_data(config: Config) -> Data:
     """Loads the tokens in --data. Raises UserError if there are none, or too few."""
-    prepare_data(config)
     folder = Path(config.data)
     try:
         data = read_data(folder, config)
@@ -166,7 +165,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.heads, self.head_dim = config.heads, config.width // config.heads
-        # Technique 11: one matmul in place of three, of the same random weights.
+        # Technique 11: one matmul in place of three.
         self.query_key_value = nn.Linear(config.width, 3 * config.width, bias=False)
         self.out = nn.Linear(config.width, config.width)
         self.dropout = config.dropout
@@ -237,7 +236,7 @@ class ChunkedLoss(torch.autograd.Function):
         """Returns the sum of the losses."""
         chunk = max(1024, math.ceil(len(targets_N) / 8))  # smaller ones leave a GPU idle
         losses, x_gradients, head_gradient_VC = [], [], None
-        ids_V = torch.arange(len(weight_VC), dtype=torch.int32, device=x_NC.device)
+        ids_V = torch.arange(len(weight_VC), dtype=torch.int32, device=x_NC.device)  # few bytes
         for x_MC, targets_M in zip(x_NC.split(chunk), targets_N.split(chunk), strict=True):
             targets_M1 = targets_M[:, None]
             products_MV = x_MC @ weight_VC.T
@@ -247,8 +246,8 @@ class ChunkedLoss(torch.autograd.Function):
             exp_MV = (logits_MV - max_M1).exp()
             sum_M1 = exp_MV.sum(dim=-1, keepdim=True)
             losses.append((sum_M1.log() + max_M1 - logits_MV.gather(-1, targets_M1)).sum())
-            # The gradient of the logits is their softmax, minus 1 at the target. It takes the type
-            # of the product, which under autocast isn't that of x_MC.
+            # The gradient of the logits is their softmax, minus 1 at the target. It is stored once,
+            # in the type that the matmuls take.
             one_hot_MV = (ids_V == targets_M1.int()).float()
             gradient_MV = (exp_MV / sum_M1 - one_hot_MV).to(products_MV.dtype)
             x_gradients.append(gradient_MV @ weight_VC)
@@ -276,7 +275,7 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     return torch.compile(model) if config.compile else model
 
 
-def count_parameters(model: nn.Module, config: Config) -> dict[str, int]:
+def count_parameters_and_flops(model: nn.Module, config: Config) -> dict[str, int]:
     """Counts the parameters and the floating-point operations per training token: 2 forward and 4
     backward per weight of a linear layer, plus attention's (PaLM, arXiv:2204.02311, appendix B)."""
     matmul_weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
@@ -297,7 +296,7 @@ def compute_loss(model: nn.Module, x_BT: torch.Tensor, y_BT: torch.Tensor) -> to
 
 
 def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """Stands apart, so that patches can replace it."""
+    """Backpropagates, and updates the weights."""
     loss.backward()
     optimizer.step()
 
@@ -331,12 +330,12 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
                 train_loss = evaluate(model, data.train, config)
                 val_loss = evaluate(model, data.val, config)
                 run.log(epoch + 1, step, seconds, train_loss, val_loss)
-                check_loss(train_loss + val_loss, config)
+                check_loss(train_loss + val_loss)
                 done = done or val_loss <= config.target_loss
                 times = [now(config.device)]  # the clock starts again
             if done:
                 break
-        run.epoch(epoch + 1, model, data.tokenizer)  # a sample, not timed either
+        run.epoch(epoch + 1, sample(model, data.tokenizer, config))  # not timed either
         if done:
             break
 
@@ -351,12 +350,10 @@ def count_steps(config: Config, steps_per_epoch: int) -> int:
     return min(limits)
 
 
-def check_loss(loss: float, config: Config) -> None:
+def check_loss(loss: float) -> None:
     """Raises FloatingPointError if training has diverged."""
     if not math.isfinite(loss):
-        has_bug = config.compile and torch.__version__.startswith("2.10.")
-        advice = "update PyTorch 2.10" if has_bug else "lower --learning-rate"
-        raise FloatingPointError(f"the loss is not finite: {advice}")
+        raise FloatingPointError("the loss is not finite: lower --learning-rate")
 
 
 @torch.no_grad()
@@ -422,16 +419,11 @@ def set_up_process() -> None:
 
 def set_up_pytorch() -> None:
     """Sets what PyTorch reads once. Variables that the user has set stay."""
-    keep_compiled_code()
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    try:
-        os.makedirs(folder or ".", exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{first_line(error)} (see TORCHINDUCTOR_CACHE_DIR)") from None
+    make_compiler_folder()
     os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # technique 8: cruder exp
     # Technique 14: a later start finds ChunkedLoss compiled; the cache's key has its code.
     os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE_ALLOW_CUSTOM_AUTOGRAD", "1")
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # technique 12: fewer page faults
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # technique 12: huge pages on a CPU
     if not torch.cuda.is_available() and platform.libc_ver()[0] == "glibc":
         # Technique 15: freed memory stays for the next step.
         ctypes.CDLL(None).mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
@@ -442,12 +434,23 @@ def set_up_pytorch() -> None:
 
 # ---- Plumbing: hardware, memory, record, settings, errors --------------------------------------
 
+def make_compiler_folder() -> None:
+    """Makes the folder for compiled code that the user names, so that it can't fail later; if none
+    is named, chooses one."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if not folder:
+        keep_compiled_code()
+        return
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{first_line(error)} (see TORCHINDUCTOR_CACHE_DIR)") from None
+
+
 def keep_compiled_code() -> None:
     """Keeps compiled code in ~/.cache, since /tmp is emptied at a reboot. Each machine has its own
-    part, since code is made for its CPU. A folder of the user's choice stays, and so does PyTorch's
-    where there is no home, or where it can't be written."""
-    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
-        return
+    part, since code is made for its CPU. PyTorch's own folder stays where there is no home, or
+    where it can't be written."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gpt-speed")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -477,6 +480,8 @@ def fit_to_hardware(config: Config) -> None:
         config.dtype, config.dtype_reason = best_dtype(config.device)
     print(f"Training in {config.dtype}: {config.dtype_reason}")
     config.compile = config.compile and can_compile(config)
+    if config.compile and config.device.type == "cuda":
+        warn_of_compiler_bugs(config)
 
 
 def best_dtype(device: torch.device) -> tuple[str, str]:
@@ -515,10 +520,20 @@ def can_compile(config: Config) -> bool:
     return False
 
 
+def warn_of_compiler_bugs(config: Config) -> None:
+    """Prints which bugs of this PyTorch change what compiled code computes on a GPU."""
+    version = [int(number) for number in torch.__version__.split(".")[:2]]
+    if version == [2, 10]:
+        print("PyTorch 2.10 may compile gradients that are NaN: use another (docs/upstream.md)")
+    if version >= [2, 13] and config.dropout:
+        print("From PyTorch 2.13 on compiled dropout repeats its masks on a GPU: use 2.11, or"
+              " --dropout 0 (docs/upstream.md)")
+
+
 def hint_at_short_run(steps: int, device: torch.device) -> None:
-    """Suggests --no-compile, in a terminal only, for runs too short to repay compiling: on two CPU
-    cores it broke even after 140 steps, with an empty cache; on a GPU nobody has measured it."""
-    if device.type == "cpu" and steps < 70 and sys.stdout.isatty():
+    """Suggests --no-compile, in a terminal, for runs of less than half of the steps that repay
+    compiling: 140 on two CPU cores, with an empty cache; on a GPU nobody has measured it."""
+    if device.type == "cpu" and steps < 140 / 2 and sys.stdout.isatty():
         print(f"{steps} steps: the first time, compiling takes longer than it saves here;"
               " to train without it: --no-compile\n")
 
@@ -551,30 +566,35 @@ def memory_gb(device: torch.device) -> dict[str, float | None]:
     return dict(reserved_gb=size and size / 1024**3, peak_reserved_gb=peak and peak / 1024**3)
 
 
+def describe_machine(device: torch.device) -> dict[str, str | int | None]:
+    """Returns what the speed depends on besides the script."""
+    cpu = getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", "unknown CPU")
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return dict(torch=torch.__version__, cpu=cpu, gpu=gpu, threads=torch.get_num_threads())
+
+
 class Run:
     """Prints the log and writes the record: one JSON object per line. No weights are saved."""
 
-    file = None  # until start() opens it
+    def __init__(self):
+        self.file, self.seconds, self.average = None, [], None  # start() opens the file
 
     def start(self, model: nn.Module, data: Data, config: Config) -> None:
-        self.config, self.seconds, self.average = config, [], None
-        self.attention = attention_backend(model, config)
+        self.config, self.attention = config, attention_backend(model, config)
         device, began = config.device, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{os.getpid()}.jsonl")
+        unique = os.urandom(3).hex()  # another machine may write into the same folder
+        path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{unique}.jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
-        while path.exists():  # another machine may share the folder
-            path = path.with_stem(f"{path.stem}-2")
         self.file = open(path, "x", encoding="utf-8")
-        settings = dict(asdict(config), **count_parameters(model, config), world_size=1,
+        settings = dict(asdict(config), **count_parameters_and_flops(model, config), world_size=1,
                         device=device.type, matmul_precision=torch.get_float32_matmul_precision())
         del settings["data"], settings["results_dir"]  # paths of this machine
-        cpu = getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", "unknown CPU")
-        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-        machine = dict(torch=torch.__version__, cpu=cpu, gpu=gpu, threads=torch.get_num_threads())
+        machine = describe_machine(device)
         self.write("start", schema=3, stage=config.name, time=began, config=settings,
                    data=data.meta, environment=machine,
                    source_sha256=hashlib.sha256(Path(__file__).read_bytes()).hexdigest())
-        print(f"PyTorch version: {torch.__version__}\nDevice: {device.type} ({gpu or cpu})\n"
+        print(f"PyTorch version: {torch.__version__}\n"
+              f"Device: {device.type} ({machine['gpu'] or machine['cpu']})\n"
               f"CUDA version: {torch.version.cuda or 'n/a'}\nModel: {config.model}, "
               f"{settings['parameters']:,} parameters\nRecord: {path}")
 
@@ -593,28 +613,29 @@ class Run:
         print(f"Ep {epoch}, Step {step:06d}, Train: {train_loss:.3f}, Val: {val_loss:.3f}, "
               f"Step tok/sec: {rate:.0f}, Avg tok/sec: {self.average or 0:.0f}", flush=True)
 
-    def epoch(self, epoch: int, model: nn.Module, tokenizer: tiktoken.Encoding) -> None:
-        text, memory = sample(model, tokenizer, self.config), memory_gb(self.config.device)
+    def epoch(self, epoch: int, text: str) -> None:
+        memory = memory_gb(self.config.device)
         self.write("epoch", epoch=epoch, **memory, sample=text)
         print("".join(c if c.isprintable() else " " for c in text))
         print(f"Reserved memory: {memory['reserved_gb'] or math.nan:.4f} GB\n", flush=True)
 
     def end(self, status: str, error: str | None) -> None:
-        try:
-            memory = memory_gb(self.config.device)
-            self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
-                       attention_backend=self.attention, **memory)
-            self.file.close()
-        except OSError as full:  # such as a full disk; an earlier error is printed already
-            sys.exit(1 if error else f"error: {full}")
-        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # the second may be slow
+        memory = memory_gb(self.config.device)
+        self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
+                   attention_backend=self.attention, **memory)
+        self.file.close()
+        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # evaluation slows the second
         if len(rates) >= 3:
             print(f"Median step tok/sec: {np.median(rates):.0f}")
 
 
-def configure(argv: list[str] | None = None) -> Config:
-    """Reads the settings. Exits with 2 for an invalid one; raises if the device doesn't work."""
-    given = vars(make_parser().parse_args(argv))
+def read_options(argv: list[str] | None = None) -> dict:
+    """Returns the options that are given. Exits with 2 for an invalid one, with 0 after --help."""
+    return vars(make_parser().parse_args(argv))
+
+
+def configure(given: dict) -> Config:
+    """Returns the settings of a run with these options. Raises UserError if its device fails."""
     try:
         device = choose_device(given.get("device"))
     except (RuntimeError, AssertionError) as error:  # AssertionError: a build without CUDA
@@ -652,8 +673,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--batch-size", "windows per step", type=count)
     add("--learning-rate", "AdamW's learning rate", type=between(float, 0, 1e36))
     add("--weight-decay", "AdamW's weight decay", type=between(float, 0))
-    add("--compile", "torch.compile, not on mps; the variant compile-blocks starts sooner, in 0.4"
-        " of the time, and pays in trainings of less than a quarter of an hour", action=switch)
+    add("--compile", "torch.compile, not on mps; in short trainings the variant"
+        " compile-blocks saves time, since it starts sooner", action=switch)
     add("--seed", "seed of the weights, dropout and batch order", type=between(int, 0, 2**63))
     add("--epochs", "epochs; training stops at the first limit reached", type=count)
     add("--max-steps", "steps", "no limit", type=count)
@@ -715,10 +736,7 @@ def ignore_signals() -> None:
 
 def first_line(error: BaseException) -> str:
     """Returns what an error says first, or its name if it says nothing."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    if isinstance(error, FileExistsError) and os.path.islink(str(error.filename)):
-        line += ", a link to a folder that isn't there"
-    return line
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -749,8 +767,10 @@ def main() -> int:
     status, message, code = "complete", None, 0
     try:
         set_up_process()
+        given = read_options()
         set_up_pytorch()
-        config = configure()
+        config = configure(given)
+        prepare_data(config)
         data = load_data(config)
         fit_to_hardware(config)
         torch.manual_seed(config.seed)
@@ -761,8 +781,12 @@ def main() -> int:
         status, message, code = explain(error)
         print(f"error: {message}", file=sys.stderr)
     ignore_signals()
-    if run.file is not None:  # else it failed before run.start()
-        run.end(status, message)
+    try:
+        if run.file is not None:  # else it failed before run.start()
+            run.end(status, message)
+    except OSError as error:  # such as a full disk
+        print(f"error: {error}", file=sys.stderr)
+        code = 1
     return code
 
 

@@ -83,10 +83,7 @@ class Config:
     eval_freq: int = 15
     eval_windows: int = 40
     device: torch.device | None = None  # configure() sets it
-    rank: int = 0  # of world_size processes; torchrun gives each of them these four numbers
-    world_size: int = 1
-    local_rank: int = 0  # the same on its machine
-    local_world_size: int = 1
+    world_size: int = 1  # of how many processes; configure() asks torchrun
     data: str = str(HERE / "data")
     results_dir: str = str(HERE / "results")
     name: str = Path(__file__).stem
@@ -118,8 +115,6 @@ Data = namedtuple("Data", "meta train val tokenizer")  # meta holds prepare.py's
 
 def load_data(config: Config) -> Data:
     """Loads the tokens in --data. Raises UserError if there are none, or too few."""
-    prepare_data(config)
-    compare_ranks(config)
     folder = Path(config.data)
     try:
         data = read_data(folder, config)
@@ -149,15 +144,22 @@ def read_data(folder: Path, config: Config) -> Data:
 
 
 def prepare_data(config: Config) -> None:
-    """Runs prepare.py if the default folder has no tokens: rank 0, then one rank of each machine
-    that has a disk of its own."""
+    """Runs prepare.py if the default folder has no tokens."""
     folder, script = Path(config.data), HERE / "data" / "prepare.py"  # it writes meta.json last
-    is_default = config.data == Config.data and script.exists()
-    for is_chosen in (config.rank == 0, config.local_rank == 0 and config.rank > 0):
-        if is_chosen and is_default and not (folder / "meta.json").exists():
-            print(f"No tokens in {folder}: running data/prepare.py", flush=True)
-            subprocess.run([sys.executable, script])
-        dist.barrier()
+    if config.data == Config.data and script.exists() and not (folder / "meta.json").exists():
+        print(f"No tokens in {folder}: running data/prepare.py", flush=True)
+        subprocess.run([sys.executable, script])
+
+
+def prepare_data_on_machines(config: Config) -> None:
+    """Prepares the data on rank 0, then on each machine that has a disk of its own."""
+    rank, local_rank = dist.get_rank(), number_from_torchrun("LOCAL_RANK", 0)
+    if rank == 0:
+        prepare_data(config)
+    dist.barrier()
+    if local_rank == 0 and rank > 0:
+        prepare_data(config)
+    dist.barrier()
 
 
 class RankSampler:
@@ -166,7 +168,7 @@ class RankSampler:
 
     def __init__(self, order: RandomSampler, config: Config):
         self.order, self.generator = order, order.generator
-        self.rank, self.ranks = config.rank, config.world_size
+        self.rank, self.ranks = dist.get_rank(), config.world_size
 
     def __len__(self) -> int:
         return len(self.order) // self.ranks
@@ -199,7 +201,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.heads, self.head_dim = config.heads, config.width // config.heads
-        # Technique 11: one matmul in place of three, of the same random weights.
+        # Technique 11: one matmul in place of three.
         self.query_key_value = nn.Linear(config.width, 3 * config.width, bias=False)
         self.out = nn.Linear(config.width, config.width)
         self.dropout = config.dropout
@@ -270,7 +272,7 @@ class ChunkedLoss(torch.autograd.Function):
         """Returns the sum of the losses."""
         chunk = max(1024, math.ceil(len(targets_N) / 8))  # smaller ones leave a GPU idle
         losses, x_gradients, head_gradient_VC = [], [], None
-        ids_V = torch.arange(len(weight_VC), dtype=torch.int32, device=x_NC.device)
+        ids_V = torch.arange(len(weight_VC), dtype=torch.int32, device=x_NC.device)  # few bytes
         for x_MC, targets_M in zip(x_NC.split(chunk), targets_N.split(chunk), strict=True):
             targets_M1 = targets_M[:, None]
             products_MV = x_MC @ weight_VC.T
@@ -280,8 +282,8 @@ class ChunkedLoss(torch.autograd.Function):
             exp_MV = (logits_MV - max_M1).exp()
             sum_M1 = exp_MV.sum(dim=-1, keepdim=True)
             losses.append((sum_M1.log() + max_M1 - logits_MV.gather(-1, targets_M1)).sum())
-            # The gradient of the logits is their softmax, minus 1 at the target. It takes the type
-            # of the product, which under autocast isn't that of x_MC.
+            # The gradient of the logits is their softmax, minus 1 at the target. It is stored once,
+            # in the type that the matmuls take.
             one_hot_MV = (ids_V == targets_M1.int()).float()
             gradient_MV = (exp_MV / sum_M1 - one_hot_MV).to(products_MV.dtype)
             x_gradients.append(gradient_MV @ weight_VC)
@@ -308,11 +310,12 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     # While loss.backward() computes gradients, DDP averages over the ranks those that are ready, a
     # bucket at a time. For that the compiler cuts its graph into as many parts (technique 8).
     ddp_model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    logging.getLogger("torch._dynamo.variables.ctx_manager").setLevel(logging.ERROR)  # no warning
+    # DDP marks its parts for a profiler, which the compiler would warn that it leaves out.
+    logging.getLogger("torch._dynamo.variables.ctx_manager").setLevel(logging.ERROR)
     return torch.compile(ddp_model) if config.compile else ddp_model
 
 
-def count_parameters(model: nn.Module, config: Config) -> dict[str, int]:
+def count_parameters_and_flops(model: nn.Module, config: Config) -> dict[str, int]:
     """Counts the parameters and the floating-point operations per training token: 2 forward and 4
     backward per weight of a linear layer, plus attention's (PaLM, arXiv:2204.02311, appendix B)."""
     matmul_weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
@@ -333,7 +336,7 @@ def compute_loss(model: nn.Module, x_BT: torch.Tensor, y_BT: torch.Tensor) -> to
 
 
 def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """Stands apart, so that patches can replace it."""
+    """Backpropagates, and updates the weights."""
     loss.backward()
     optimizer.step()
 
@@ -368,13 +371,13 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
                 train_loss = evaluate(model, data.train, config)
                 val_loss = evaluate(model, data.val, config)
                 run.log(epoch + 1, step, seconds, train_loss, val_loss)
-                check_loss(train_loss + val_loss, config)
+                check_loss(train_loss + val_loss)
                 dist.barrier()  # rank 0 may come late, since it writes the record
                 done = done or val_loss <= config.target_loss
                 times = [now(config.device)]  # the clock starts again
             if done:
                 break
-        run.epoch(epoch + 1, model, data.tokenizer)  # a sample, not timed either
+        run.epoch(epoch + 1, sample(model, data.tokenizer, config))  # not timed either
         if done:
             break
 
@@ -389,12 +392,10 @@ def count_steps(config: Config, steps_per_epoch: int) -> int:
     return min(limits)
 
 
-def check_loss(loss: float, config: Config) -> None:
+def check_loss(loss: float) -> None:
     """Raises FloatingPointError if training has diverged."""
     if not math.isfinite(loss):
-        has_bug = config.compile and torch.__version__.startswith("2.10.")
-        advice = "update PyTorch 2.10" if has_bug else "lower --learning-rate"
-        raise FloatingPointError(f"the loss is not finite: {advice}")
+        raise FloatingPointError("the loss is not finite: lower --learning-rate")
 
 
 @torch.no_grad()
@@ -403,7 +404,7 @@ def evaluate(model: nn.Module, windows: TokenWindows, config: Config) -> float:
     model.eval()
     loss_sum = 0.0
     count = min(config.eval_windows, len(windows))
-    first = Subset(windows, range(config.rank, count, config.world_size))  # this rank's share
+    first = Subset(windows, range(dist.get_rank(), count, config.world_size))  # this rank's share
     for x_BT, y_BT in DataLoader(first, min(8, config.batch_size)):
         logits_BTV = model(x_BT.to(config.device))
         # Small batches and one window's loss at a time, to need less memory than training.
@@ -462,16 +463,11 @@ def set_up_process(rank: int = 0) -> None:
 
 def set_up_pytorch() -> None:
     """Sets what PyTorch reads once. Variables that the user has set stay."""
-    keep_compiled_code()
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    try:
-        os.makedirs(folder or ".", exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{first_line(error)} (see TORCHINDUCTOR_CACHE_DIR)") from None
+    make_compiler_folder()
     os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # technique 8: cruder exp
     # Technique 14: a later start finds ChunkedLoss compiled; the cache's key has its code.
     os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE_ALLOW_CUSTOM_AUTOGRAD", "1")
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # technique 12: fewer page faults
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # technique 12: huge pages on a CPU
     if not torch.cuda.is_available() and platform.libc_ver()[0] == "glibc":
         # Technique 15: freed memory stays for the next step.
         ctypes.CDLL(None).mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
@@ -482,12 +478,23 @@ def set_up_pytorch() -> None:
 
 # ---- Plumbing: hardware, memory, record, settings, errors --------------------------------------
 
+def make_compiler_folder() -> None:
+    """Makes the folder for compiled code that the user names, so that it can't fail later; if none
+    is named, chooses one."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if not folder:
+        keep_compiled_code()
+        return
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{first_line(error)} (see TORCHINDUCTOR_CACHE_DIR)") from None
+
+
 def keep_compiled_code() -> None:
     """Keeps compiled code in ~/.cache, since /tmp is emptied at a reboot. Each machine has its own
-    part, since code is made for its CPU. A folder of the user's choice stays, and so does PyTorch's
-    where there is no home, or where it can't be written."""
-    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
-        return
+    part, since code is made for its CPU. PyTorch's own folder stays where there is no home, or
+    where it can't be written."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gpt-speed")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -519,6 +526,8 @@ def fit_to_hardware(config: Config) -> None:
         config.dtype, config.dtype_reason = answer
     print(f"Training in {config.dtype}: {config.dtype_reason}")
     config.compile = config.compile and can_compile(config)
+    if config.compile and config.device.type == "cuda":
+        warn_of_compiler_bugs(config)
     (failures,) = sum_over_ranks([not config.compile])
     if failures and config.compile:  # one rank would slow all others down
         config.compile = False
@@ -561,10 +570,20 @@ def can_compile(config: Config) -> bool:
     return False
 
 
+def warn_of_compiler_bugs(config: Config) -> None:
+    """Prints which bugs of this PyTorch change what compiled code computes on a GPU."""
+    version = [int(number) for number in torch.__version__.split(".")[:2]]
+    if version == [2, 10]:
+        print("PyTorch 2.10 may compile gradients that are NaN: use another (docs/upstream.md)")
+    if version >= [2, 13] and config.dropout:
+        print("From PyTorch 2.13 on compiled dropout repeats its masks on a GPU: use 2.11, or"
+              " --dropout 0 (docs/upstream.md)")
+
+
 def hint_at_short_run(steps: int, device: torch.device) -> None:
-    """Suggests --no-compile, in a terminal only, for runs too short to repay compiling: on two CPU
-    cores it broke even after 140 steps, with an empty cache; on a GPU nobody has measured it."""
-    if device.type == "cpu" and steps < 70 and sys.stdout.isatty():
+    """Suggests --no-compile, in a terminal, for runs of less than half of the steps that repay
+    compiling: 140 on two CPU cores, with an empty cache; on a GPU nobody has measured it."""
+    if device.type == "cpu" and steps < 140 / 2 and sys.stdout.isatty():
         print(f"{steps} steps: the first time, compiling takes longer than it saves here;"
               " to train without it: --no-compile\n")
 
@@ -595,35 +614,38 @@ def memory_gb(device: torch.device) -> dict[str, float | None]:
     return dict(reserved_gb=size and size / 1024**3, peak_reserved_gb=peak and peak / 1024**3)
 
 
+def describe_machine(device: torch.device) -> dict[str, str | int | None]:
+    """Returns what the speed depends on besides the script."""
+    cpu = getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", "unknown CPU")
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return dict(torch=torch.__version__, cpu=cpu, gpu=gpu, threads=torch.get_num_threads())
+
+
 class Run:
     """Prints the log and writes the record: one JSON object per line. No weights are saved."""
 
-    file = None  # until start() opens it
+    def __init__(self):
+        self.file, self.seconds, self.average = None, [], None  # start() opens the file
     memory = {}  # once an epoch has ended: that of the rank with the most
 
     def start(self, model: nn.Module, data: Data, config: Config) -> None:
-        self.config, self.seconds, self.average = config, [], None
-        self.attention = attention_backend(model, config)
+        self.config, self.attention = config, attention_backend(model, config)
         device, began = config.device, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{os.getpid()}.jsonl")
-        if config.rank == 0:  # one record is enough
+        unique = os.urandom(3).hex()  # another machine may write into the same folder
+        path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{unique}.jsonl")
+        if dist.get_rank() == 0:  # one record is enough
             path.parent.mkdir(parents=True, exist_ok=True)
-        while path.exists():  # another machine may share the folder
-            path = path.with_stem(f"{path.stem}-2")
-        where, mode = (path, "x") if config.rank == 0 else (os.devnull, "w")
+        where, mode = (path, "x") if dist.get_rank() == 0 else (os.devnull, "w")
         self.file = open(where, mode, encoding="utf-8")
-        settings = dict(asdict(config), **count_parameters(model, config),
+        settings = dict(asdict(config), **count_parameters_and_flops(model, config),
                         device=device.type, matmul_precision=torch.get_float32_matmul_precision())
         del settings["data"], settings["results_dir"]  # paths of this machine
-        cpu = getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", "unknown CPU")
-        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-        machine = dict(torch=torch.__version__, cpu=cpu, gpu=gpu, threads=torch.get_num_threads())
-        for number in ("rank", "local_rank", "local_world_size"):  # the record is of all ranks
-            del settings[number]
+        machine = describe_machine(device)
         self.write("start", schema=3, stage=config.name, time=began, config=settings,
                    data=data.meta, environment=machine,
                    source_sha256=hashlib.sha256(Path(__file__).read_bytes()).hexdigest())
-        print(f"PyTorch version: {torch.__version__}\nDevice: {device.type} ({gpu or cpu})\n"
+        print(f"PyTorch version: {torch.__version__}\n"
+              f"Device: {device.type} ({machine['gpu'] or machine['cpu']})\n"
               f"CUDA version: {torch.version.cuda or 'n/a'}\nModel: {config.model}, "
               f"{settings['parameters']:,} parameters\nRecord: {path}")
 
@@ -644,34 +666,33 @@ class Run:
         print(f"Ep {epoch}, Step {step:06d}, Train: {train_loss:.3f}, Val: {val_loss:.3f}, "
               f"Step tok/sec: {rate:.0f}, Avg tok/sec: {self.average or 0:.0f}", flush=True)
 
-    def epoch(self, epoch: int, model: nn.Module, tokenizer: tiktoken.Encoding) -> None:
-        text, memory = sample(model, tokenizer, self.config), memory_gb(self.config.device)
+    def epoch(self, epoch: int, text: str) -> None:
+        memory = memory_gb(self.config.device)
         self.memory = memory = largest_over_ranks(memory)
         self.write("epoch", epoch=epoch, **memory, sample=text)
         print("".join(c if c.isprintable() else " " for c in text))
         print(f"Reserved memory: {memory['reserved_gb'] or math.nan:.4f} GB\n", flush=True)
 
     def end(self, status: str, error: str | None) -> None:
-        try:
-            memory = memory_gb(self.config.device) if error else self.memory  # of this rank alone
-            self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
-                       attention_backend=self.attention, **memory)
-            self.file.close()
-        except OSError as full:  # such as a full disk; an earlier error is printed already
-            sys.exit(1 if error else f"error: {full}")
-        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # the second may be slow
+        memory = memory_gb(self.config.device) if error else self.memory  # of this rank alone
+        self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
+                   attention_backend=self.attention, **memory)
+        self.file.close()
+        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # evaluation slows the second
         if len(rates) >= 3:
             print(f"Median step tok/sec: {np.median(rates):.0f}")
 
 
-def configure(argv: list[str] | None = None) -> Config:
-    """Reads the settings. Exits with 2 for an invalid one; raises if the device doesn't work."""
-    parser = make_parser()
-    given = vars(parser.parse_args(argv))
-    for number in ("rank", "world_size", "local_rank", "local_world_size"):  # torchrun's
-        given[number] = int(os.environ.get(number.upper()) or getattr(Config, number))
+def read_options(argv: list[str] | None = None) -> dict:
+    """Returns the options that are given. Exits with 2 for an invalid one, with 0 after --help."""
+    return vars(make_parser().parse_args(argv))
+
+
+def configure(given: dict) -> Config:
+    """Returns the settings of a run with these options. Raises UserError if its device fails."""
+    given["world_size"] = number_from_torchrun("WORLD_SIZE", 1)
     try:
-        device = choose_device(given.get("device"), given["local_rank"], parser)
+        device = choose_device(given.get("device"))
     except (RuntimeError, AssertionError) as error:  # AssertionError: a build without CUDA
         raise UserError(f"{first_line(error)} (see docs/troubleshooting.md)") from None
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
@@ -704,8 +725,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--batch-size", "windows per step and process", type=count)
     add("--learning-rate", "AdamW's learning rate", type=between(float, 0, 1e36))
     add("--weight-decay", "AdamW's weight decay", type=between(float, 0))
-    add("--compile", "torch.compile; the variant compile-blocks starts sooner, in 0.4 of the time,"
-        " and pays in trainings of less than a quarter of an hour", action=switch)
+    add("--compile", "torch.compile; in short trainings the variant compile-blocks saves time,"
+        " since it starts sooner", action=switch)
     add("--seed", "seed of the weights, dropout and batch order", type=between(int, 0, 2**63))
     add("--epochs", "epochs of 8 steps or more; training stops at the first limit", type=count)
     add("--max-steps", "steps", "no limit", type=count)
@@ -737,20 +758,20 @@ def file_name(text: str) -> str:
     return text
 
 
-def choose_device(kind: str | None, local_rank: int, parser: argparse.ArgumentParser):
-    """Returns this rank's GPU, or the CPU. Exits with 2 unless there is a process for each GPU."""
+def choose_device(kind: str | None) -> torch.device:
+    """Returns this rank's GPU, or the CPU. Raises UserError unless each rank has a GPU of its own,
+    or on a CPU unless torchrun started it."""
     gpus = 0
     if kind is None:
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda":
         torch.cuda.init()  # else device_count() may count a GPU cut by MIG as one
         gpus = torch.cuda.device_count()
-    # Slurm may show each rank its own GPU alone (srun --gpus-per-task=1); torchrun shows all.
-    sees_its_own = gpus == 1 and "TORCHELASTIC_RUN_ID" not in os.environ
-    gpu = 0 if sees_its_own else local_rank
+    gpu = number_of_own_gpu(gpus)
     launched = all(map(os.environ.get, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")))
     if not launched or 0 < gpus <= gpu:
-        parser.error(f"a process per GPU: torchrun --nproc_per_node={gpus or 2} {parser.prog}")
+        how = f"torchrun --nproc_per_node={gpus or 2} {Path(__file__).name}"
+        raise UserError(f"start a process for each GPU: {how}")
     device = torch.device(f"cuda:{gpu}" if kind == "cuda" else "cpu")
     torch.ones(1, device=device).item()
     if device.type == "cuda":
@@ -758,10 +779,23 @@ def choose_device(kind: str | None, local_rank: int, parser: argparse.ArgumentPa
     return device
 
 
+def number_of_own_gpu(gpus: int) -> int:
+    """Returns which of the visible GPUs this rank uses. Slurm may show each rank its own GPU alone
+    (srun --gpus-per-task=1); torchrun shows all."""
+    sees_its_own = gpus == 1 and "TORCHELASTIC_RUN_ID" not in os.environ
+    return 0 if sees_its_own else number_from_torchrun("LOCAL_RANK", 0)
+
+
+def number_from_torchrun(name: str, default: int) -> int:
+    """Returns a number that torchrun gives each process: RANK and WORLD_SIZE count all processes,
+    LOCAL_RANK and LOCAL_WORLD_SIZE those of this machine."""
+    return int(os.environ.get(name) or default)
+
+
 def join_ranks(config: Config) -> None:
     """Connects this process with the others; each takes an equal share of its machine's cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    share = max(1, cores // config.local_world_size)
+    share = max(1, cores // number_from_torchrun("LOCAL_WORLD_SIZE", 1))
     if sys.platform == "win32":  # where PyTorch compiles in one process, and has no libuv
         os.environ.setdefault("USE_LIBUV", "0")
     else:
@@ -775,8 +809,7 @@ def join_ranks(config: Config) -> None:
 
 def compare_ranks(config: Config) -> None:
     """Raises UserError, on all ranks, where one has other settings or tokens than rank 0."""
-    own = {"rank", "world_size", "local_rank", "local_world_size", "device"}
-    own |= {"data", "results_dir", "name"}  # folders may differ, too
+    own = {"device", "data", "results_dir", "name"}  # folders may differ, too
     mine = {name: value for name, value in asdict(config).items() if name not in own}
     meta = Path(config.data, "meta.json")
     sha256 = hashlib.sha256(meta.read_bytes()).hexdigest() if meta.exists() else "missing"
@@ -824,10 +857,7 @@ def ignore_signals() -> None:
 
 def first_line(error: BaseException) -> str:
     """Returns what an error says first, or its name if it says nothing."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    if isinstance(error, FileExistsError) and os.path.islink(str(error.filename)):
-        line += ", a link to a folder that isn't there"
-    return line
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -854,14 +884,17 @@ def explain(error: BaseException) -> tuple[str, str, int]:
 
 
 def main() -> int:
-    rank = int(os.environ.get("RANK") or 0)  # torchrun's number of this process
+    rank = number_from_torchrun("RANK", 0)  # known before the ranks have joined
     run = Run()
     status, message, code = "complete", None, 0
     try:
         set_up_process(rank)
+        given = read_options()
         set_up_pytorch()
-        config = configure()
+        config = configure(given)
         join_ranks(config)
+        prepare_data_on_machines(config)
+        compare_ranks(config)
         data = load_data(config)
         fit_to_hardware(config)
         torch.manual_seed(config.seed + rank)  # for dropout; DDP starts all from rank 0's weights
@@ -874,8 +907,12 @@ def main() -> int:
         if rank == 0 or status not in ("interrupted", "diverged"):  # which end all ranks at once
             print(f"error: rank {rank}: {message}", file=sys.stderr)
     ignore_signals()
-    if run.file is not None:  # else it failed before run.start()
-        run.end(status, message)
+    try:
+        if run.file is not None:  # else it failed before run.start()
+            run.end(status, message)
+    except OSError as error:  # such as a full disk
+        print(f"error: {error}", file=sys.stderr)
+        code = 1
     return code
 
 

@@ -20,7 +20,7 @@ CHANCE = 1e-3
 UPDATE = "            backward_and_update(loss, optimizer)\n"
 WRITES_SEEDS = """
             drawn = [int(m.seed) for m in model.modules() if isinstance(m, HashDropout)]
-            path = Path(config.results_dir, f"seeds-{config.rank}")
+            path = Path(config.results_dir, f"seeds-{dist.get_rank()}")
             earlier = json.loads(path.read_text()) if path.exists() else []
             path.write_text(json.dumps([*earlier, drawn]))
 """

@@ -399,7 +399,7 @@ def test_parameters_and_operations(stages, stage):
     config = script.Config()
     with torch.device("meta"):
         model = script.GPTModel(config)
-    parameters, flops = script.count_parameters(model, config).values()
+    parameters, flops = script.count_parameters_and_flops(model, config).values()
     padding = config.vocab_size - 50_257
     assert parameters == 163_009_536 + 2 * padding * 768  # as the book counts them
     products = 12 * 12 * 768**2 + 768 * config.vocab_size

@@ -220,7 +220,6 @@ def test_ranks_are_compared(stages, monkeypatch, tmp_path):
     same = shutil.copytree(data, tmp_path / "same")
     assert compare(data=str(same), results_dir="x", name="y", device=torch.device("cuda:1")) is None
     own = {"data", "results_dir", "name", "device"}
-    own |= {"rank", "world_size", "local_rank", "local_world_size"}
     for setting in fields(script.Config):
         if setting.name not in own:
             says = f"rank 2 has {setting.name} 7, rank 0 has "

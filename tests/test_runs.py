@@ -172,8 +172,7 @@ def test_no_path_of_this_machine_is_recorded(done):
 def test_the_start_has_all_settings(done):
     settings = {setting.name for setting in fields(done.bench.stages[done.stage].Config)}
     of_the_model = {"parameters", "flops_per_token", "world_size", "dtype", "matmul_precision"}
-    own = {"data", "results_dir", "rank", "local_rank", "local_world_size"}
-    assert done.config.keys() == (settings | of_the_model) - own
+    assert done.config.keys() == (settings | of_the_model) - {"data", "results_dir"}
     expected = dict(
         model="cpu-demo",
         name=done.stage,
@@ -281,7 +280,7 @@ def test_ranks_agree(bench):
     """None compiles where one can't; memory is that of the rank with the most, unlike rank 0."""
     script = bench.program("02_opt_multi_gpu_ddp")
     stand_ins = (
-        "def can_compile(config):\n    return config.rank == 0\n\n\n"
+        "def can_compile(config):\n    return dist.get_rank() == 0\n\n\n"
         "def memory_gb(device):\n"
         '    rank = int(os.environ["RANK"])\n'
         "    return dict(reserved_gb=None if rank else 2.0, peak_reserved_gb=3.0 + rank)\n\n\n"
@@ -324,7 +323,7 @@ def test_without_options(bench, monkeypatch):
         monkeypatch.setenv(name, value)
     for stage in STAGES:
         script = bench.stages[stage]
-        config = script.configure([])
+        config = script.configure({})
         demo = dict(
             model="cpu-demo",
             layers=4,
@@ -369,7 +368,7 @@ def test_mps_is_not_compiled_for_by_default(stages, monkeypatch, capsys, options
     """Where PyTorch's compiled GPT gives NaN."""
     script, ones = stages["01_opt_single_gpu"], torch.ones
     monkeypatch.setattr(torch, "ones", lambda *size, device: ones(*size))
-    config = script.configure(["--device", "mps", *options])
+    config = script.configure(script.read_options(["--device", "mps", *options]))
     assert config.compile is compiled
     assert capsys.readouterr().out.count("Training without torch.compile") == (not compiled)
 
@@ -419,8 +418,6 @@ def test_of_several_machines_each_prepares_what_it_lacks(bench, tmp_path, monkey
     script, order, home = bench.stages["02_opt_multi_gpu_ddp"], [], tmp_path / "home"
     monkeypatch.setattr(script, "HERE", home)
     monkeypatch.setattr(script.Config, "data", str(home / "data"))
-    monkeypatch.setattr(script, "dist", SimpleNamespace(barrier=lambda: order.append("barrier")))
-    monkeypatch.setattr(script, "compare_ranks", lambda config: None)
     monkeypatch.setattr(script.subprocess, "run", lambda command: order.append("prepare"))
     (home / "data").mkdir(parents=True)
     (home / "data" / "prepare.py").touch()
@@ -429,13 +426,20 @@ def test_of_several_machines_each_prepares_what_it_lacks(bench, tmp_path, monkey
         (1, 1, ["barrier", "barrier"]),
         (4, 0, ["barrier", "prepare", "barrier"]),
     ):
-        config = script.Config(data=script.Config.data, rank=rank, local_rank=local_rank)
+        ranks = SimpleNamespace(
+            barrier=lambda: order.append("barrier"), get_rank=lambda rank=rank: rank
+        )
+        monkeypatch.setattr(script, "dist", ranks)
+        monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+        config = script.Config(data=script.Config.data)
+        script.prepare_data_on_machines(config)
+        assert order == expected
         with pytest.raises(script.UserError, match="no tokens in"):
             script.load_data(config)
-        assert order == expected
         order.clear()
     write_tokens(home / "data")  # a disk that all share: rank 4 doesn't prepare again
     config.context_length = 16
+    script.prepare_data_on_machines(config)
     script.load_data(config)
     assert order == ["barrier", "barrier"]
 
@@ -465,7 +469,6 @@ def steps_of(script, windows, batch: int, seed: int, rank: int = 0, ranks: int =
     steps = []
     config = SimpleNamespace(
         batch_size=batch,
-        rank=rank,
         world_size=ranks,
         compile=False,
         seed=seed,
@@ -487,7 +490,7 @@ def steps_of(script, windows, batch: int, seed: int, rank: int = 0, ranks: int =
     )
     run, ranks_meet = mock.Mock(), mock.Mock()
     if hasattr(script, "dist"):
-        replaced["dist"] = mock.Mock(barrier=ranks_meet)
+        replaced["dist"] = mock.Mock(barrier=ranks_meet, get_rank=lambda: rank)
     with mock.patch.multiple(script, **replaced):
         script.train(
             None,

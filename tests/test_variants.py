@@ -298,7 +298,8 @@ def test_experts(scripts):
     assert layer.balance_loss.item() == pytest.approx(1)
     plain, _ = model_of(scripts("optimizer-foreach"))
     flops, plain_flops = (
-        script.count_parameters(network, config)["flops_per_token"] for network in (model, plain)
+        script.count_parameters_and_flops(network, config)["flops_per_token"]
+        for network in (model, plain)
     )
     router = 6 * layer.router.weight.numel() * config.layers
     assert flops == plain_flops + router  # as many products for a token as without experts

@@ -236,7 +236,8 @@ def configure(module, options: list[str], batch: int):
     """Returns a script's Config for what is traced: STEPS steps, and after the first and the last
     one an evaluation of one batch of each text; where the script may choose its type, in bfloat16.
     Raises ValueError for a step that is too large."""
-    config = module.configure(["--device", "cpu", *options, "--batch-size", str(batch)])
+    given = module.read_options(["--device", "cpu", *options, "--batch-size", str(batch)])
+    config = module.configure(given)
     tokens = tokens_of_step(config)
     if tokens > MOST_TOKENS:
         raise ValueError(f"a step of {tokens:,} tokens is too large: at most {MOST_TOKENS:,}")
@@ -280,7 +281,7 @@ def trace(module, options: list[str], batch: int) -> dict:
         events=run.events,
         step=[*recorder.work_of(LAST_STEP).values()],
         tokens=tokens_of_step(config),
-        flops_per_token=module.count_parameters(model, config)["flops_per_token"],
+        flops_per_token=module.count_parameters_and_flops(model, config)["flops_per_token"],
     )
 
 
