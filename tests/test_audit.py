@@ -42,7 +42,7 @@ from gpt_speed.audit.checks import (
 from gpt_speed.audit.other_gpus import work_of
 from gpt_speed.audit.process import gpu_facts
 from gpt_speed.audit.render import with_one_compile_row
-from gpt_speed.audit.run import audit, watch_order
+from gpt_speed.audit.run import timed_and_watched, watch_order
 from gpt_speed.audit.step import Step
 from gpt_speed.audit.translate import ABOUT, AT_LEAST, AT_MOST, translated
 from gpt_speed.audit.watch import Recording, Watch, WatchedOp
@@ -466,14 +466,14 @@ def test_labels_are_no_tokens(tmp_path, name, tokens):
 @pytest.mark.slow
 def test_what_the_compiler_is_told_not_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
-    _, watched = audit([str(TOYS), "compiled_model"], 2)
+    _, watched = timed_and_watched([str(TOYS), "compiled_model"], 2)
     assert {"08-torch-compile", "13-loss-in-graph"} <= with_state(watched | MACHINE, LACKS)
     text = render.screen(report_of(watched | MACHINE, tmp_path))
     assert "| 8, 13 | torch.compile, compiled loss | missing | 100% |" in text
 
 
 def test_updates_before_the_training(forked_children):
-    timed, _ = audit([str(TOYS), "schedule_drawn"], 2)
+    timed, _ = timed_and_watched([str(TOYS), "schedule_drawn"], 2)
     assert timed["steps"] == 4
 
 
@@ -516,7 +516,7 @@ OLD = [*filter(None, os.environ.get("AUDIT_PYTHONS", "").split(os.pathsep))]
 )
 def test_the_environment_of_an_audited_script(python, name):
     """It needs no more than PyTorch 2.4 and Python 3.10."""
-    _, watched = audit([str(TOYS), name], 10, python)
+    _, watched = timed_and_watched([str(TOYS), name], 10, python)
     numbers = {int(technique[:2]) for technique in lacking(watched | MACHINE)}
     assert numbers == LACKING[name] | {12} - {12 if watched["huge_pages"] is not False else 0}
 
@@ -663,7 +663,7 @@ def test_an_update_may_cost_pages_elsewhere(ladder, kept, bound):
 
 
 def test_graph_breaks_have_their_lines(forked_children):
-    timed, _ = audit([str(TOYS), "broken_graph"], 4)
+    timed, _ = timed_and_watched([str(TOYS), "broken_graph"], 4)
     lines = TOYS.read_text().splitlines()
     (place,) = timed["breaks_at"]
     assert "a break" in lines[int(place.removeprefix(f"{TOYS.name}:")) - 1]
@@ -671,13 +671,13 @@ def test_graph_breaks_have_their_lines(forked_children):
 
 def test_graph_breaks_at_hooks_are_not_the_scripts(forked_children):
     """A compiled update has the audit's hooks in it."""
-    timed, _ = audit([str(TOYS), "compiled_step"], 4)
+    timed, _ = timed_and_watched([str(TOYS), "compiled_step"], 4)
     assert timed["breaks"] == {} and timed["breaks_at"] == []
 
 
 def test_the_update_is_timed_as_a_whole(tmp_path, forked_children):
     """Its operators alone take less: Python calls them one by one."""
-    timed, watched = audit([str(TOYS), "fast"], 2)
+    timed, watched = timed_and_watched([str(TOYS), "fast"], 2)
     watched |= MACHINE | dict(updating=None)
     by_operators = check(Step(watched))["03-fused-adamw"].share
     whole = check(Step(watched | dict(updating=0.7)))["03-fused-adamw"].share
@@ -1152,7 +1152,7 @@ def test_a_busy_machine_is_told_first(ladder, tmp_path, others, computing, is_bu
 
 
 def test_a_script_that_waits_has_no_core(forked_children):
-    timed, _ = audit([str(TOYS), "sleeps"], 2)
+    timed, _ = timed_and_watched([str(TOYS), "sleeps"], 2)
     assert timed["computing"] < 0.5
 
 
@@ -1187,7 +1187,7 @@ def test_a_system_that_is_not_unix(tmp_path):
 )
 def test_one_line_says_what_to_do(name, words, forked_children):
     with pytest.raises(UserError, match=words):
-        audit([str(TOYS), name], 2)
+        timed_and_watched([str(TOYS), name], 2)
 
 
 @pytest.mark.slow
@@ -1204,7 +1204,7 @@ def test_one_line_says_what_to_do(name, words, forked_children):
 def test_what_ends_a_step(name, key, steps, forked_children):
     """The rarest update, of equally frequent ones the last, but of one that goes on and doesn't
     fail; without any a backward pass."""
-    timed, _ = audit([str(TOYS), name], 2)
+    timed, _ = timed_and_watched([str(TOYS), name], 2)
     assert (timed["key"], timed["steps"]) == (key, steps)
 
 
@@ -1226,13 +1226,13 @@ def test_accelerate_launch(tmp_path, own_audit, capfd):
     pytest.importorskip("accelerate")
     launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
     with pytest.raises(UserError, match="its children computed for .* let torchrun or accelerate"):
-        audit([*launch, str(TOYS), "accelerated"], 4)
+        timed_and_watched([*launch, str(TOYS), "accelerated"], 4)
     assert "64 tokens a step" in printed(*launch, *own_audit, tmp_path, TOYS, "accelerated")
 
 
 def test_it_ends_whatever_is_caught(tmp_path, monkeypatch, forked_children):
     monkeypatch.chdir(tmp_path)
-    timed, watched = audit([str(TOYS), "catches_all"], 2)
+    timed, watched = timed_and_watched([str(TOYS), "catches_all"], 2)
     assert not list(tmp_path.iterdir())  # nothing was saved
     assert len(timed["seconds"]) == 20 and watched["steps"] == 5
 
@@ -1247,7 +1247,7 @@ def test_a_module_and_its_arguments(tmp_path, monkeypatch, forked_children):
     )
     shutil.copy(TOYS, tmp_path / "watch" / "own.py")
     monkeypatch.chdir(tmp_path)
-    _, watched = audit(["-m", "watch.bench", "--", "-x"], 2)
+    _, watched = timed_and_watched(["-m", "watch.bench", "--", "-x"], 2)
     assert watched["how"] == "watched"
 
 
@@ -1307,7 +1307,7 @@ def test_a_report_is_read_after_a_time_out(monkeypatch):
 
     monkeypatch.setattr("gpt_speed.children.run_child", run_child)
     with pytest.raises(UserError, match="failed: ValueError: the real reason"):
-        audit([str(TOYS), "fast"], 2)
+        timed_and_watched([str(TOYS), "fast"], 2)
 
 
 @pytest.mark.parametrize(
@@ -1330,5 +1330,5 @@ def test_what_a_script_said_last_is_shown(tmp_path, capsys, code, says, shown):
     script = tmp_path / "script.py"
     script.write_text(code)
     with pytest.raises(UserError, match=says):
-        audit([str(script)], 0.1)
+        timed_and_watched([str(script)], 0.1)
     assert shown in capsys.readouterr().err

@@ -13,7 +13,7 @@ from gpt_speed.audit.checks import NO_GAIN, Finding, check
 from gpt_speed.audit.notes import notes_of
 from gpt_speed.audit.other_gpus import LargerBatch, on_other_gpus
 from gpt_speed.audit.render import summary
-from gpt_speed.audit.run import audit, watch
+from gpt_speed.audit.run import timed_and_watched, watched_run
 from gpt_speed.audit.step import Step
 from gpt_speed.cards import PEAK_FLOPS
 from gpt_speed.common import UserError
@@ -56,12 +56,12 @@ def audit_of(
     if batch_option:
         doubled = with_twice_the_batch(command, batch_option, bool(cards))
     python = usable_python(python)
-    timed, watched = audit(command, minutes, python)
+    timed, watched = timed_and_watched(command, minutes, python)
     if int(os.environ.get("RANK") or 0):
         return None
     reports, larger = Reports(timed, watched, machine_of(python, timed)), None
     if doubled:
-        watched_again = watch(doubled.command, timed, minutes, python)
+        watched_again = watched_run(doubled.command, timed, minutes, python)
         again = Reports(timed, watched_again, reports.machine)
         larger = LargerBatch(doubled.batch, again.step())
     return result_of(command, reports, sessions, cards, larger)

@@ -27,7 +27,9 @@ LINES = dict(
 )
 
 
-def audit(command: list[str], minutes: float, python: str = sys.executable) -> tuple[dict, dict]:
+def timed_and_watched(
+    command: list[str], minutes: float, python: str = sys.executable
+) -> tuple[dict, dict]:
     """Returns the reports of child.py on the timed and the watched run of a command: a script,
     or "-m" and a module, with arguments. Raises UserError, which says what to do."""
     children.keep_stdin()
@@ -35,10 +37,10 @@ def audit(command: list[str], minutes: float, python: str = sys.executable) -> t
         print(BEGINS.format(script=script_name(command)), file=sys.stderr, flush=True)
     timed = run(command, dict(mode="time"), minutes, python)
     check_steps(timed, script_name(command))
-    return timed, watch(command, timed, minutes, python)
+    return timed, watched_run(command, timed, minutes, python)
 
 
-def watch(command: list[str], timed: dict, minutes: float, python: str) -> dict:
+def watched_run(command: list[str], timed: dict, minutes: float, python: str) -> dict:
     """Returns the report on a watched run, by that on the timed one. Raises UserError."""
     watched = run(command, watch_order(timed), minutes, python)
     check_matmuls(watched, script_name(command))
