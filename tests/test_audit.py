@@ -39,6 +39,7 @@ from gpt_speed.audit.checks import (
     NOT_HERE,
     check,
 )
+from gpt_speed.audit.order import Order
 from gpt_speed.audit.other_gpus import work_of
 from gpt_speed.audit.process import gpu_facts
 from gpt_speed.audit.render import with_one_compile_row
@@ -951,9 +952,9 @@ def test_each_operator_has_its_middle_time(steps, expected):
 
 
 def test_three_steps_are_watched_where_there_are_five():
-    assert watch_order(dict(key=0, steps=23)) == dict(mode="watch", key=0, skipped=2, steps=3)
-    assert watch_order(dict(key=0, steps=3))["steps"] == 1  # as of a slow script
-    assert watch_order(dict(key=0, steps=2)) == dict(mode="watch", key=0, skipped=1, steps=1)
+    assert watch_order(dict(key=0, steps=23)) == Order("watch", key=0, skipped=2, steps=3)
+    assert watch_order(dict(key=0, steps=3)).steps == 1  # as of a slow script
+    assert watch_order(dict(key=0, steps=2)) == Order("watch", key=0, skipped=1, steps=1)
 
 
 def test_a_further_step_is_watched_from_anew(tmp_path):

@@ -5,6 +5,15 @@
 The order is an Order, as JSON. A step ends with the update, after a backward pass, of the optimizer
 that updates least often; without one, each backward pass ends a step.
 
+The report is JSON, too:
+
+    how          "timed" or "watched"; "ended" where there were too few steps; "failed" with an `error`
+    key          the optimizer whose updates end steps, by the order of first updates; or "backward"
+    optimizers   what optimizer_facts() says of each
+    new_graphs   how many graphs were compiled during the timed steps
+    of the steps what Timing.facts() says, and of a watched one Recording.facts()
+    all else     what process_facts() says
+
 Only PyTorch, the standard library and modules of gpt_speed are imported, from PyTorch 2.4 and
 Python 3.10 on: the script may have modules of all other names.
 """
@@ -14,7 +23,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,6 +36,7 @@ sys.path.pop(0)  # this folder, whose modules have names that others may have
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from gpt_speed import script
 from gpt_speed.audit import marks
+from gpt_speed.audit.order import Order
 from gpt_speed.audit.process import optimizer_facts, process_facts
 from gpt_speed.audit.ranks import is_last_step, wait_for_ranks
 from gpt_speed.audit.timing import WARM_UP, StepEnd, Timing, Usage, moment, now
@@ -40,22 +49,6 @@ sys.path.pop(0)  # what is imported from now on, the script's own environment ha
 ENOUGH = 20  # timed steps
 MOST = WARM_UP + ENOUGH  # steps of a timed run
 LONGEST = 20  # seconds since the first step's end, after which two timed steps are enough
-
-
-@dataclass(frozen=True)
-class Order:
-    """How the script runs, and when it ends."""
-
-    mode: str  # "time": only read the clock where a step ends; "watch": note every operator
-    report: str  # the file of the facts, as JSON
-    # Of a watched run:
-    key: int | str | None = None  # the optimizer whose updates end a step: see Steps.ends
-    skipped: int = 0  # steps before those that are watched
-    steps: int = 0  # that are watched
-
-    @property
-    def is_watched(self) -> bool:
-        return self.mode == "watch"
 
 
 def main() -> None:

@@ -177,7 +177,8 @@ class Recording:
         return [(op.name, op.place) for op in self.ops] == [(op.name, op.place) for op in other.ops]
 
     def facts(self) -> dict:
-        """Returns what the report says of the step."""
+        """Returns what the report says of the step: the fields of its WatchedOps and
+        WatchedStorages, the tensors from before it, its backward passes over ranks, its modules."""
         return dict(
             ops=self.with_middle_times(),
             older=[*self.older.items()],
