@@ -7,12 +7,12 @@ that updates least often; without one, each backward pass ends a step.
 
 The report is JSON, too:
 
-    how          "timed" or "watched"; "ended" where there were too few steps; "failed" with an `error`
-    key          the optimizer whose updates end steps, by the order of first updates; or "backward"
+    how          "timed", "watched"; "ended" after too few steps; "failed", with an `error`
+    key          the optimizer whose updates end steps, by its number, or "backward"
     optimizers   what optimizer_facts() says of each
     new_graphs   how many graphs were compiled during the timed steps
-    of the steps what Timing.facts() says, and of a watched one Recording.facts()
-    all else     what process_facts() says
+
+with what Timing.facts(), process_facts() and, of a watched step, Recording.facts() say.
 
 Only PyTorch, the standard library and modules of gpt_speed are imported, from PyTorch 2.4 and
 Python 3.10 on: the script may have modules of all other names.
