@@ -25,6 +25,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
+sys.path.pop(0)  # this folder, whose modules have names that others may have
 import torch
 import torch.nn.functional
 import torch.utils.checkpoint
@@ -32,7 +33,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-sys.path.pop(0)  # this folder, whose modules have names that others may have
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from gpt_speed import script
 from gpt_speed.audit import marks

@@ -25,10 +25,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
+sys.path.pop(0)  # this folder, whose modules have names that others may have
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-sys.path.pop(0)  # this folder, whose modules have names that others may have
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from gpt_speed import script
 from gpt_speed.gradients.derivatives import derivative_facts
