@@ -19,6 +19,7 @@ def exit_code_of(program: Callable[[], int], *errors: type[Exception]) -> int:
     """Runs a program; returns the exit code that it returns. A UserError, or one of the `errors`,
     is printed as a line. Where nobody reads the output any more, as behind `| head -1`, the program
     ends without a word."""
+    in_one_line: tuple[type[Exception], ...] = (UserError, *errors)
     sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
     sys.stdout.reconfigure(errors="replace")  # a terminal without × or Δ is no reason to stop
     try:
@@ -28,7 +29,7 @@ def exit_code_of(program: Callable[[], int], *errors: type[Exception]) -> int:
             sys.stdout.flush()  # here, where a pipe without a reader is expected
     except BrokenPipeError:
         return drop_output()
-    except (UserError, *errors) as error:
+    except in_one_line as error:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "code", 1)
 

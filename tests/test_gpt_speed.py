@@ -511,6 +511,20 @@ def test_a_script_without_an_update(toy, code, says):
 
 
 @pytest.mark.slow
+def test_packages_beside_gpt_speed_are_none_of_the_scripts(tmp_path):
+    """It may be installed in another environment, with other versions of what PyTorch imports."""
+    folder = copy_of_package(tmp_path)
+    for package in ("sympy", "triton"):
+        (folder / f"{package}.py").write_text("raise RuntimeError(__file__)")
+    report = tmp_path / "report.json"
+    order = json.dumps(dict(report=str(report), compiled=True))
+    child = folder / "gpt_speed" / "gradients" / "child.py"
+    command = [sys.executable, child, order, TOYS, "compiled"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert json.loads(report.read_text())["how"] == "kept", done.stderr
+
+
+@pytest.mark.slow
 def test_the_wheel(tmp_path):
     """It is small, needs nothing, and audits from another folder."""
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
