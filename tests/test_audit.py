@@ -97,7 +97,7 @@ def with_state(facts: dict, state: str) -> set[str]:
 
 
 def lacking(facts: dict) -> set[str]:
-    """What isn't there, whether it would gain anything or not."""
+    """Returns what isn't there, whether it would gain anything or not."""
     return with_state(facts, LACKS) | with_state(facts, NO_GAIN)
 
 
@@ -222,7 +222,7 @@ def totals(works) -> dict[tuple, list[float]]:
 
 
 def test_the_compiled_loss_shares_the_row_of_torch_compile(monkeypatch):
-    """Wherever the two stand in the series, and where both are in the audit."""
+    """They do wherever they stand in the series, if both are in the audit."""
     names = {"00-first": "first", **technique_names()}
     monkeypatch.setattr("gpt_speed.audit.render.technique_names", lambda: names)
     rows = [
@@ -252,7 +252,7 @@ def watched_fast(tmp_path_factory) -> dict:
 
 @pytest.fixture
 def fast_facts(watched_fast) -> dict:
-    """Of a step of `fast`, as on a GPU; each test may change its own."""
+    """Returns facts of a step of `fast`, as on a GPU, which the test may change."""
     return deepcopy(watched_fast)
 
 
@@ -440,7 +440,7 @@ def test_an_optimizer_is_made_where_its_class_is_called(tmp_path):
 
 
 def test_calls_of_attention_are_counted(tmp_path):
-    """Where a projection has the sizes of what mixes heads, none is lost."""
+    """None is lost where a projection has the sizes of what mixes heads."""
     findings = check(Step(toy("square_heads", tmp_path)))
     for technique in ("07-flash-attention", "11-merged-qkv"):
         assert findings[technique].evidence.startswith("2 calls of attention")
@@ -479,7 +479,7 @@ def test_updates_before_the_training(forked_children):
 
 
 def test_both_runs_read_stdin():
-    """Through a pipe, which the first empties."""
+    """They do through a pipe, too, which the first one empties."""
     code = (
         "from gpt_speed import children\nchildren.keep_stdin()\nfor _ in range(2):\n"
         "    children.rewind_stdin()\n    print(children.run_child(['cat'])[1])"
@@ -555,7 +555,7 @@ def test_notes(tmp_path):
 
 
 def test_notes_of_what_is_read_back_and_averaged(tmp_path):
-    """Not the indices of a batch, but its loss; means over unequal numbers of tokens."""
+    """Its loss is told, not the indices of a batch; so are means over unequal numbers of tokens."""
     (note,) = report_of(toy("indices", tmp_path), tmp_path)["notes"]
     assert note.startswith("1 value read back")
     (note,) = report_of(toy("uneven", tmp_path), tmp_path)["notes"]
@@ -589,7 +589,7 @@ def test_costs_of_a_library_have_no_place(tmp_path):
 
 @pytest.mark.parametrize(("capability", "is_slow"), [("7.5", True), ("8.0", False)])
 def test_bfloat16_without_units_for_it(ladder, tmp_path, capability, is_slow):
-    """On a GPU, where PyTorch says that it is supported."""
+    """It is told on a GPU, where PyTorch says that bfloat16 is supported."""
     facts = on_gpu(ladder(5, "--dtype", "bfloat16")) | dict(capability=capability)
     notes = [note for note in report_of(facts, tmp_path)["notes"] if "in bfloat16" in note]
     assert [note.startswith("100% of the FLOPs") for note in notes] == [True] * is_slow
@@ -597,7 +597,7 @@ def test_bfloat16_without_units_for_it(ladder, tmp_path, capability, is_slow):
 
 
 def test_the_kernel_of_attention(tmp_path):
-    """Where no fused one runs on a GPU, that is as slow as attention by hand, and has a reason."""
+    """Where no fused one runs on a GPU, attention is as slow as by hand, and the reason is told."""
     facts = on_gpu(toy("fast", tmp_path))
     assert "flash_attention" in check(Step(facts))["07-flash-attention"].evidence
     slow = toy("safe_softmax", tmp_path)
@@ -630,7 +630,7 @@ def test_what_pytorch_says_against_a_fused_kernel(monkeypatch, fused):
 
 
 def test_accumulation_that_memory_does_not_need(tmp_path):
-    """On a GPU, of micro-batches that are alike; what they take together is at most what fits."""
+    """It is told on a GPU, of equal micro-batches; what they take together is at most what fits."""
     facts = on_gpu(toy("accumulated", tmp_path))
     for used, fitting in ((1, "of which 3 fit"), (35, "of which 2 fit"), (79, "")):
         *_, note = report_of(facts | dict(memory=used * 2**30), tmp_path)["notes"]
@@ -839,7 +839,7 @@ def test_gains_are_from_the_most_similar_machine(name, device, dtype, expected, 
 
 
 def test_gains_from_elsewhere_are_named_by_their_numbers():
-    """Of what no technique is called nothing is said."""
+    """Nothing is said of a patch that no technique has."""
     machine = dict(name="AMD EPYC", dtype="float32", device="cpu")
     near = Session("AMD EPYC", "EPYC", "cpu", "float32", "near", {"01-causal-mask": 1.1})
     far = replace(near, name="Xeon", folder="far", gains={"13-loss-in-graph": 1.2, "other": 1.9})
@@ -865,7 +865,7 @@ def test_the_memory_of_a_gpu_by_the_oldest_pytorch(monkeypatch):
 
 @pytest.fixture
 def answer_of_audit(monkeypatch, tmp_path):
-    """What Audit() answers with these variables, at once; build/ is a folder of the test's own."""
+    """Returns a function: what Audit answers with some variables, at once; build/ is the test's own."""
     monkeypatch.setattr("bench.common.BUILD", tmp_path / "build")
     monkeypatch.setattr(cli, "audited", lambda args, command, sessions: None)
     setup = SimpleNamespace(
@@ -885,7 +885,7 @@ FIRST, SECOND = (dict(RANK=number, LOCAL_RANK=number) for number in "01")
 
 @pytest.mark.parametrize("variables", [FIRST, SECOND], ids=["first", "second"])
 def test_ranks_are_not_taken_for_what_is_left_over(variables, answer_of_audit, monkeypatch):
-    """Those beside one may have begun before it looks."""
+    """The ranks beside one may have begun before it looks."""
     monkeypatch.setattr("bench.commands.audit.alone", None)
     assert answer_of_audit(variables) == ""
 
@@ -965,7 +965,7 @@ def test_a_further_step_is_watched_from_anew(tmp_path):
 
 
 def test_a_storage_has_one_life(tmp_path):
-    """From its maker to the operator after its end, whatever views there are of it."""
+    """It lives from its maker to the operator after its end, whatever views there are of it."""
     facts = watch(tmp_path, TOYS, "lives")
     names, lives = [op["name"] for op in facts["ops"]], defaultdict(list)
     for size, device, role, born, died in facts["storages"]:
@@ -1203,15 +1203,15 @@ def test_one_line_says_what_to_do(name, words, forked_children):
     ],
 )
 def test_what_ends_a_step(name, key, steps, forked_children):
-    """The rarest update, of equally frequent ones the last, but of one that goes on and doesn't
-    fail; without any a backward pass."""
+    """The rarest update does, of equally frequent ones the last, of an optimizer that goes on and
+    doesn't fail; without any, a backward pass does."""
     timed, _ = timed_and_watched([str(TOYS), name], 2)
     assert (timed["key"], timed["steps"]) == (key, steps)
 
 
 @pytest.fixture
 def own_audit(tmp_path):
-    """The command of a clone of its own: in this one other tests start tools at the same time."""
+    """Returns the command in a clone of its own: other tests start tools in this one meanwhile."""
     return copy_of_checkout(tmp_path / "clone") / "measure.py", "audit", "--results-dir"
 
 
@@ -1223,7 +1223,7 @@ def printed(*command) -> str:
 
 @pytest.mark.slow
 def test_accelerate_launch(tmp_path, own_audit, capfd):
-    """It starts a child; so it has to start the audit."""
+    """The launcher starts a child, so it has to start the audit."""
     pytest.importorskip("accelerate")
     launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
     with pytest.raises(UserError, match="its children computed for .* let torchrun or accelerate"):
@@ -1239,7 +1239,7 @@ def test_it_ends_whatever_is_caught(tmp_path, monkeypatch, forked_children):
 
 
 def test_a_module_and_its_arguments(tmp_path, monkeypatch, forked_children):
-    """As `python -m` has them, also where its name is one of ours."""
+    """They are as `python -m` has them, also where the module's name is one of ours."""
     (tmp_path / "watch").mkdir()
     (tmp_path / "watch" / "bench.py").write_text(
         "import sys, os\nassert __name__ == '__main__' and sys.argv[1:] == ['--', '-x']\n"
@@ -1272,7 +1272,7 @@ def test_under_torchrun_rank_0_tells(tmp_path):
 
 @pytest.mark.slow
 def test_the_rank_that_fails_says_why(tmp_path):
-    """At once, and the others don't wait for it."""
+    """It does so at once, and the others don't wait for it."""
     done = run_python(*TORCHRUN, *AUDIT, tmp_path, TOYS, "one_rank_fails", fork=False, timeout=100)
     assert done.returncode == 1
     assert f"error: {TOYS} failed: ValueError: the real reason" in done.stderr
@@ -1280,7 +1280,7 @@ def test_the_rank_that_fails_says_why(tmp_path):
 
 @pytest.mark.slow
 def test_ranks_end_after_the_same_step(tmp_path):
-    """Though by its own clock each one would end after another."""
+    """They do, though by its own clock each one would end after another step."""
     for path in (ROOT / "gpt_speed").rglob("*.py"):
         copy = tmp_path / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -1299,7 +1299,7 @@ def test_ranks_end_after_the_same_step(tmp_path):
 
 
 def test_a_report_is_read_after_a_time_out(monkeypatch):
-    """Where a process writes it, and then doesn't end."""
+    """A process may write its report and then not end."""
 
     def run_child(command, timeout, environment):
         report = Path(json.loads(command[2])["report"])
@@ -1327,7 +1327,7 @@ def test_a_report_is_read_after_a_time_out(monkeypatch):
     ],
 )
 def test_what_a_script_said_last_is_shown(tmp_path, capsys, code, says, shown):
-    """Where it is stuck, or something else ends it."""
+    """They are shown where it is stuck, and where something else ends it."""
     script = tmp_path / "script.py"
     script.write_text(code)
     with pytest.raises(UserError, match=says):
