@@ -865,7 +865,8 @@ def test_the_memory_of_a_gpu_by_the_oldest_pytorch(monkeypatch):
 
 @pytest.fixture
 def answer_of_audit(monkeypatch, tmp_path):
-    """Returns a function: what Audit answers with some variables, at once; build/ is the test's own."""
+    """Returns a function that answers as Audit does with some variables, at once; build/ is the
+    test's own."""
     monkeypatch.setattr("bench.common.BUILD", tmp_path / "build")
     monkeypatch.setattr(cli, "audited", lambda args, command, sessions: None)
     setup = SimpleNamespace(
