@@ -624,7 +624,7 @@ class Run:
         self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
                    attention_backend=self.attention, **memory)
         self.file.close()
-        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # evaluation slows the second
+        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # the second may be slow
         if len(rates) >= 3:
             print(f"Median step tok/sec: {np.median(rates):.0f}")
 
