@@ -884,7 +884,8 @@ def new_command(
     if not variant and (has_group or base):
         raise StackError("--group and --base are for a --variant")
     if variant:
-        return new_variant(root, name, BASES[base or "01"], header)
+        edited = BASES.get(base or "", LAST)
+        return new_variant(root, name, edited, header)
     return new_technique(root, name, header)
 
 
