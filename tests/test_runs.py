@@ -482,6 +482,7 @@ def steps_of(script, windows, batch: int, seed: int, rank: int = 0, ranks: int =
     )
     replaced = dict(
         evaluate=lambda *_: 1.0,
+        sample=lambda *_: "",
         make_optimizer=mock.Mock(),
         now=lambda _: 0.0,
         prepare_model=lambda model, config: model,
