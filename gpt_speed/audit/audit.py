@@ -86,7 +86,7 @@ def with_twice_the_batch(command: list[str], option: str, has_cards: bool) -> Do
         )
     twice = 2 * batch_size.value
     words = [*command]
-    words[batch_size.index] = f"{batch_size.before}{twice}"
+    words[batch_size.place] = f"{batch_size.before}{twice}"
     return Doubled(words, twice)
 
 
@@ -99,9 +99,9 @@ def check_batch_option(has_cards: bool) -> None:
 
 
 class BatchSize(NamedTuple):
-    """The batch size in a command: the word of this index is `before` and the value."""
+    """The batch size in a command: the word at this place is `before` and the value."""
 
-    index: int
+    place: int
     before: str  # "--batch=", or "" where the value is a word of its own
     value: int
 
