@@ -175,7 +175,7 @@ def test_bad_input_is_one_line(run, tmp_path, options, code, says):
 
 
 def test_the_record_has_the_type_of_the_weights(script):
-    config = script.configure(dict(device="cpu", dtype="bfloat16"))
+    config = script.configure(["--device", "cpu", "--dtype", "bfloat16"])
     assert config.dtype == "bfloat16"
 
 

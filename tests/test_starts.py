@@ -239,8 +239,8 @@ def test_the_parts_of_a_start_add_up(tmp_path, stage, option):
 
 
 def test_the_pages_table_is_the_median_of_its_records():
-    page = (ROOT / "docs" / "time-to-loss.md").read_text()
-    section = page.split("## Where a start goes\n")[1].split("\n## ")[0]
+    page = (ROOT / "docs" / "lab-notebook.md").read_text()
+    section = page.split("### Where a start goes\n")[1].split("\n#")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     columns = {  # script, whether it is the earlier one, cache
