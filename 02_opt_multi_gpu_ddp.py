@@ -478,19 +478,6 @@ def set_up_pytorch() -> None:
 
 # ---- Plumbing: hardware, memory, record, settings, errors --------------------------------------
 
-def make_compiler_folder() -> None:
-    """Makes the folder for compiled code that the user names, so that it can't fail later; if none
-    is named, chooses one."""
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if not folder:
-        keep_compiled_code()
-        return
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{first_line(error)} (see TORCHINDUCTOR_CACHE_DIR)") from None
-
-
 def keep_compiled_code() -> None:
     """Keeps compiled code in ~/.cache, since /tmp is emptied at a reboot. Each machine has its own
     part, since code is made for its CPU. PyTorch's own folder stays where there is no home, or
@@ -503,6 +490,18 @@ def keep_compiled_code() -> None:
     except (OSError, RuntimeError):  # RuntimeError: there is no home
         return
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / platform.node())
+
+
+def make_compiler_folder() -> None:
+    """Makes the folder for compiled code that the user names, so that it can't fail later."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if not folder:
+        keep_compiled_code()
+        return
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{first_line(error)} (see TORCHINDUCTOR_CACHE_DIR)") from None
 
 
 def has_own_memory() -> bool:

@@ -74,6 +74,8 @@ class Steps:
         by_start: dict[int, list[float]] = {}
         for start, speed in self.speeds(name):
             by_start.setdefault(start, []).append(speed)
+        if not by_start:
+            raise MissingRow(name)
         return [*by_start.values()]
 
     @property
