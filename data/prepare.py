@@ -249,7 +249,7 @@ def has_tokens(path: str, head: bytes) -> bool:
 
 def is_json(path: str, beginning: bytes) -> bool:
     """Returns whether a text that begins so is JSON lines, by its file's name or its beginning."""
-    has_name = not JSON_NAMES.isdisjoint(Path(path).suffixes)
+    has_name = not JSON_NAMES.isdisjoint(Path(path.lower()).suffixes)
     return has_name or bool(JSON.match(beginning.removeprefix(codecs.BOM_UTF8).lstrip()))
 
 
@@ -440,17 +440,24 @@ def separator(previous: Source | None, source: Source) -> str:
 def read_file(source: Source, before: str, progress: "Progress") -> Iterator[str]:
     """Yields the text of a file in blocks, the first of them after `before`, and <|endoftext|>
     between blocks of documents. Raises UserError, OSError."""
-    is_empty, between = True, END
+    between = END
     if source.kind == "text":
         between = ""
-    for block in READ[source.kind](source.path, progress):
-        text = block.replace("\ufeff", "")
-        if text:
-            is_empty = is_empty and text.isspace()
-            yield before + text
-            before = between
-    if is_empty:
-        raise UserError(f"{source.path} is empty")
+    blocks = READ[source.kind](source.path, progress)
+    texts = (block.replace("\ufeff", "") for block in blocks)
+    for text in not_blank(source.path, filter(None, texts)):
+        yield before + text
+        before = between
+
+
+def not_blank(path: str, texts: Iterable[str]) -> Iterator[str]:
+    """Yields the texts of a file. Raises UserError where they hold nothing but white space."""
+    is_blank = True
+    for text in texts:
+        is_blank = is_blank and text.isspace()
+        yield text
+    if is_blank:
+        raise UserError(f"{path} is empty")
 
 
 def read_tokens(path: str, progress: "Progress") -> Iterator[np.ndarray]:
@@ -798,12 +805,14 @@ def write_parts(parts: Parts, train_path: Path, val_path: Path) -> dict[str, int
     """Writes the ids, which are split here where they aren't yet, and never holds them all; returns
     how many each part has. Raises UserError for too few."""
     with open(train_path, "wb+") as train, open(val_path, "wb") as val:
-        counts = dict(train=write_ids(train, parts.train), val=write_ids(val, parts.val or []))
-        count = sum(counts.values())
-        if count < round(2 / (1 - TRAIN_SHARE)):
-            raise UserError(f"the text is too short: {count} tokens")
+        counts = dict(train=write_ids(train, parts.train))
         if parts.val is None:
-            counts = move_end(train, count, val)
+            counts = move_end(train, counts["train"], val)
+        else:
+            counts["val"] = write_ids(val, parts.val)
+    count = sum(counts.values())
+    if count < round(2 / (1 - TRAIN_SHARE)):
+        raise UserError(f"the text is too short: {count} tokens")
     return counts
 
 

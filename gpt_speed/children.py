@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -90,20 +90,27 @@ def run_child(
     environment, which it inherits."""
     mark, outer = secrets.token_hex(16), os.environ.get(MARKS, clone_mark())
     variables = os.environ | dict(environment or {}) | {MARKS: f"{outer} {mark}"}
-    child = None
-    try:
-        with signals_held() as mask:  # one that comes now is raised when `child` is known
+    with ExitStack() as exits:
+        exits.callback(kill_marked, mark)
+        with signals_held() as mask:  # a signal that comes now is raised when the child is known
             child = start_child(command, cwd, variables, partial(prepare_child, cores, mask))
+            exits.enter_context(ended_on_error(child, mark))
         out, err = output_of(child, mark, timeout)
-    except BaseException as reason:
-        if isinstance(reason, Interrupted):
-            on_signals(signal.SIG_IGN)  # a second one mustn't cut the end short
-        if child:
-            end_child(child, mark)
-        raise
-    finally:
-        kill_marked(mark)
     return child.returncode, out, err
+
+
+@contextmanager
+def ended_on_error(child: subprocess.Popen, mark: str) -> Iterator[None]:
+    """Ends a child where the context ends by an error, a signal, or because its time is over."""
+    try:
+        yield
+    except Interrupted:
+        on_signals(signal.SIG_IGN)  # a second one mustn't cut the end short
+        end_child(child, mark)
+        raise
+    except BaseException:
+        end_child(child, mark)
+        raise
 
 
 class NoReport(Exception):
@@ -123,13 +130,13 @@ def report_of_child(
     rewind_stdin()
     try:
         code, out, err = run_child(command, timeout=seconds, environment=environment)
-        how = ending(code)
+        end = ending(code)
     except subprocess.TimeoutExpired as stuck:
         out, err = map(decoded, (stuck.stdout, stuck.stderr))
-        how = ""
-    if not report.exists():  # which it may have written before its time was over
+        end = ""
+    if not report.exists():  # it may have written one before its time was over
         print(err or out, file=sys.stderr, end="")
-        raise NoReport(how)
+        raise NoReport(end)
     return json.loads(report.read_text(encoding="utf-8")), err
 
 

@@ -5,6 +5,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from gpt_speed import children
 from gpt_speed.audit import render
 from gpt_speed.audit.audit import audit_of
 from gpt_speed.cards import CARDS, named
-from gpt_speed.common import UserError, drop_output
+from gpt_speed.common import UserError, exit_code_of, reason_of
 from gpt_speed.gains import Session, reference_sessions
 from gpt_speed.gradients import render as gradients_render
 from gpt_speed.gradients.run import gradients
@@ -75,8 +76,7 @@ def minutes(text: str) -> float:
 
 
 def add_script(parser: argparse.ArgumentParser, python: str = "") -> None:
-    """Adds what each command has that starts a script, and writes the parser's usage; `python` as
-    in add_python."""
+    """Adds what all commands have that start a script; `python` is the one of add_python."""
     parser.usage = "%(prog)s [options] SCRIPT|-m MODULE [ITS ARGUMENTS]"
     add_command(parser)
     add_python(parser, python)
@@ -114,8 +114,8 @@ def add_command(parser: argparse.ArgumentParser) -> None:
 
 
 def add_python(parser: argparse.ArgumentParser, python: str) -> None:
-    """Adds the option for the Python that runs the script; by default that is `python`, the one
-    that runs this, or for "" the activated environment's."""
+    """Adds the option for the Python that runs the script. Its default is `python`, the one that
+    runs this program, or where that is "" the Python of the activated environment."""
     default = "that of the activated environment"
     if python:
         default = "the one that runs this"
@@ -188,7 +188,7 @@ def run_audit(args: argparse.Namespace) -> int:
     try:
         page.write_text(render.page(result), encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{page} can't be written: {error.strerror}")
+        raise UserError(f"{page} can't be written: {reason_of(error)}")
     if args.json:
         print(json.dumps(result))
     else:
@@ -258,7 +258,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     )
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
-        own = parsers.add_parser(
+        subparser = parsers.add_parser(
             name,
             help=command.summary,
             description=command.description or command.summary,
@@ -267,28 +267,23 @@ def parse(words: list[str] | None) -> argparse.Namespace:
             allow_abbrev=False,
         )
         if command.add_options:
-            command.add_options(own)
-        own.set_defaults(run=command.run)
+            command.add_options(subparser)
+        subparser.set_defaults(run=command.run)
     return parser.parse_args(words)
 
 
 def main(words: list[str] | None = None) -> int:
-    """Runs a command; returns its exit code: see docs/audit.md."""
+    """Runs the command that `words` name, or else this process's command line; returns its exit
+    code: see docs/audit.md."""
+    return exit_code_of(partial(run_command, words))
+
+
+def run_command(words: list[str] | None) -> int:
+    """Runs a command; returns its exit code. Raises UserError."""
     args = parse(words)
     children.on_signals(children.interrupt)
     try:
-        code = args.run(args)
-        sys.stdout.flush()  # here, where a pipe without a reader is expected
-        return code
-    except BrokenPipeError:
-        return drop_output()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.code
-    except children.Interrupted as stop:
+        return args.run(args)
+    except children.Interrupted as interruption:
         print("interrupted", file=sys.stderr)
-        return 128 + int(stop.args[0])
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        return 128 + int(interruption.args[0])

@@ -1,8 +1,8 @@
-"""The error that a user can fix, and words that several texts use."""
+"""The error that a user can fix, how a program ends, and words that several texts use."""
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 NO_READER = 128 + 13  # as a shell names the end by SIGPIPE, 13, of a program that it has started
 
@@ -13,6 +13,38 @@ class UserError(Exception):
     def __init__(self, text: str, code: int = 1):
         super().__init__(text)
         self.code = code
+
+
+def exit_code_of(program: Callable[[], int], *errors: type[Exception]) -> int:
+    """Runs a program; returns the exit code that it returns. A UserError, or one of the `errors`,
+    is printed as a line. Where nobody reads the output any more, as behind `| head -1`, the program
+    ends without a word."""
+    in_one_line: tuple[type[Exception], ...] = (UserError, *errors)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
+    sys.stdout.reconfigure(errors="replace")  # a terminal without × or Δ is no reason to stop
+    try:
+        try:
+            return program()
+        finally:
+            sys.stdout.flush()  # here, where a pipe without a reader is expected
+    except BrokenPipeError:
+        return drop_output()
+    except in_one_line as error:
+        print(f"error: {error}", file=sys.stderr)
+        return getattr(error, "code", 1)
+
+
+def drop_output() -> int:
+    """Sends the rest of stdout nowhere, since nobody reads it: Python writes what it still holds
+    when it ends. Returns the exit code for that."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    return NO_READER
+
+
+def reason_of(error: OSError) -> str:
+    """Returns what the system says of an error; what Python says where the system says nothing."""
+    return error.strerror or str(error)
 
 
 def script_name(command: list[str]) -> str:
@@ -42,11 +74,3 @@ def memory_text(used: float | None, total: float | None) -> str:
     """Writes numbers of bytes as "1.0 of 80.0 GB", with "?" where the system hides one."""
     sizes = ["?" if size is None else f"{size / 2**30:.1f}" for size in (used, total)]
     return " of ".join(sizes) + " GB"
-
-
-def drop_output() -> int:
-    """Sends the rest of stdout, which nobody reads any more, nowhere: what Python still holds of
-    it, it writes when it ends. Returns the exit code for that."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    return NO_READER

@@ -1,8 +1,7 @@
 """What a kernel does, by its operator's schema: floating-point operations, bytes read and written.
 
-bench.predict.trace counts what a script does on tensors without storage, audit/watch.py what
-anyone's script really does, in its process: it loads this file by its path, so nothing of this
-repository is imported here.
+bench.predict.trace counts what a script does on tensors without storage, gpt_speed.audit.watch what
+anyone's script really does, in that script's process.
 """
 
 import math
@@ -11,6 +10,8 @@ from typing import NamedTuple
 
 import torch
 from torch.utils.flop_counter import flop_registry
+
+from gpt_speed.pytorch import type_name
 
 # Operators that read, or in their backward pass write, one element or row for each index.
 ONE_OF_A_ROW = (
@@ -123,14 +124,18 @@ def kernel_of(func, args: tuple, kwargs: dict, result, is_counted: Callable) -> 
     values = dict(zip((argument.name for argument in schema.arguments), args, strict=False))
     values |= kwargs
     access = access_of(schema, values, result, is_counted)
-    if not access.new and not access.written or name.startswith(("empty", "new_empty")):
+    is_view = not access.new and not access.written
+    if is_view or name.startswith(("empty", "new_empty")):
         return None
     size = bytes_moved(name, access, has_out="out" in kwargs)
-    flops, precision, aligned = flops_of(func, args, kwargs, result), "", True
-    if flops:
-        precision = str(access.read[0].dtype).removeprefix("torch.")
-        if "attention" not in name:
-            aligned = all(map(is_aligned, [*access.read, *access.new]))
-        elif values.get("is_causal"):
-            flops //= 2  # the fused kernel leaves out what the mask hides
-    return Kernel(precision, aligned, flops, size, [*access.read, *access.outputs])
+    tensors = [*access.read, *access.outputs]
+    flops = flops_of(func, args, kwargs, result)
+    if not flops:
+        return Kernel("", True, 0, size, tensors)
+    precision = type_name(access.read[0].dtype)
+    if "attention" not in name:
+        is_all_aligned = all(map(is_aligned, [*access.read, *access.new]))
+        return Kernel(precision, is_all_aligned, flops, size, tensors)
+    if values.get("is_causal"):
+        flops //= 2  # the fused kernel leaves out what the mask hides
+    return Kernel(precision, True, flops, size, tensors)

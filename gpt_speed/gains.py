@@ -62,16 +62,17 @@ def reference_sessions() -> list[Session]:
 
 
 def gains_on(machine: dict, sessions: Iterable[Session]) -> tuple[dict[str, float], str]:
-    """Returns the speedup of each technique on the most similar machine, by its patch, as the
-    median of that one's sessions; on other machines where it has none; and in words where it was
-    measured. A machine has a `device`, a `name` and the `dtype` that it trains in best."""
+    """Returns the speedup of each technique, by its patch, and says in words where that was
+    measured: on the most similar machine, or on other ones where that has no figure of a technique.
+    It is the median over sessions. A machine has a `device`, a `name` and the `dtype` that it
+    trains in best."""
     alike = [session for session in sessions if session.tells_of(machine)]
     if not alike:
         return {}, ""
     nearest = max(alike, key=methodcaller("likeness", machine))
     machine_of = attrgetter("folder", "name", "dtype")
-    own = [session for session in alike if machine_of(session) == machine_of(nearest)]
-    gains, all_gains = medians(own), medians(alike)
+    there = [session for session in alike if machine_of(session) == machine_of(nearest)]
+    gains, all_gains = medians(there), medians(alike)
     where = where_measured(nearest, machine, all_gains.keys() - gains.keys())
     return all_gains | gains, where
 
@@ -97,9 +98,10 @@ def medians(sessions: list[Session]) -> dict[str, float]:
 
 
 def expected(technique: str, share: float | None, gain: float | None) -> float | None:
-    """Returns the speedup to expect where a technique changes another share of the step than on
-    our model, and saves the same part of it, which may be more than all: see checks.Finding.beside.
-    What changes the whole step, or a share that isn't known, gains as on our model."""
+    """Returns the speedup to expect of a technique that changes this share of a step: it saves the
+    same part of that share as on our model, where its speedup is `gain`. That part may be more than
+    all: see checks.Finding.beside. What changes the whole step, or an unknown share, gains as on
+    our model."""
     if not gain or share is None or technique not in OUR_SHARES:
         return gain
     saved = max(-MOST_ADDED, (1 - 1 / gain) / OUR_SHARES[technique])  # of what it changes

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpt_speed import children
 from gpt_speed.cards import PEAK_FLOPS
-from gpt_speed.common import UserError
+from gpt_speed.common import UserError, reason_of
 
 MACHINE = Path(__file__).with_name("machine.py")
 PATIENCE = 300  # seconds until PyTorch is imported
@@ -42,15 +42,26 @@ def usual_python() -> str:
 def ask_machine(python: str, rates: bool, environment: dict[str, str] | None = None) -> dict:
     """Returns what machine.py says when this Python runs it; with `rates` also those of matmuls,
     where no datasheet has them. Raises UserError."""
-    order = dict(rates=rates, known=[*PEAK_FLOPS])
-    command = [python, MACHINE, json.dumps(order)]
+    order = json.dumps(dict(rates=rates, known=[*PEAK_FLOPS]))
+    output = printed_by([python, MACHINE, order], environment)
+    *_, answer = ["", *output.splitlines()]  # what PyTorch warns of may come first
+    try:
+        return dict(json.loads(answer))
+    except (ValueError, TypeError):  # whatever was run, it wasn't machine.py
+        raise UserError(f"{python} is no Python", 2)
+
+
+def printed_by(command: list, environment: dict[str, str] | None) -> str:
+    """Returns what a Python, the first word of the command, prints. Raises UserError where it
+    fails."""
+    python, *_ = command
     try:
         code, out, err = children.run_child(command, timeout=PATIENCE, environment=environment)
     except OSError as error:
-        raise UserError(f"{python} can't be started: {error.strerror}", 2)
+        raise UserError(f"{python} can't be started: {reason_of(error)}", 2)
     except subprocess.TimeoutExpired:
         raise UserError(f"{python} doesn't answer within {PATIENCE} s", 2)
     if code:
         reason = [children.ending(code), *err.strip().splitlines()][-1]
         raise UserError(f"{python} can't run PyTorch: {reason}", 2)
-    return json.loads(out.splitlines()[-1])
+    return out

@@ -35,15 +35,15 @@ def cpu_name(text: str) -> str:
     return name
 
 
-def ram_gb(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> float | None:
-    """Returns the GB (1024³ bytes) of the machine's RAM, or of as much of it as a container may
-    use; None where it isn't known."""
+def ram_bytes(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int | None:
+    """Returns the bytes of the machine's RAM, or of as much of it as a container may use; None
+    where it isn't known."""
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
         return None
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError):  # "max" is no limit
         size = min(size, int(limit.read_text()))
-    return size / 1024**3
+    return size
 
 
 def dtype_here() -> str:
@@ -105,9 +105,9 @@ def beside_float32(capability: tuple[int, int]) -> list[str]:
     return []
 
 
-def copy_rate(minimum: float = 1) -> float:
+def copy_rate() -> float:
     """Returns the bytes per second that a copy reads and writes, of more than any cache holds,
-    repeated for `minimum` seconds: the median."""
+    repeated for a second: the median."""
     import torch
     from torch.utils.benchmark import Timer
 
@@ -121,10 +121,10 @@ def copy_rate(minimum: float = 1) -> float:
         globals=dict(target=target, source=source),
         num_threads=torch.get_num_threads(),
     )
-    return 2 * len(source) / timer.blocked_autorange(min_run_time=minimum).median
+    return 2 * len(source) / timer.blocked_autorange(min_run_time=1).median
 
 
-def this_machine() -> dict:
+def machine_facts() -> dict:
     """Returns what an audit has to know: the `name` of the device, "cuda" or "cpu", its compute
     `capability` or None, the type `dtype` that it trains in best, and the bytes of its memory."""
     import torch
@@ -140,12 +140,11 @@ def this_machine() -> dict:
             memory_total=torch.cuda.get_device_properties(0).total_memory,
         )
     name, _, _ = cpu_name(collect_env.get_cpu_info(collect_env.run) or "").partition(" (family ")
-    gb = ram_gb()
     return facts | dict(
         device="cpu",
         name=" ".join(name.split()),
         capability=None,
-        memory_total=gb and gb * 1024**3,
+        memory_total=ram_bytes(),
     )
 
 
@@ -168,7 +167,7 @@ def main() -> None:
     if problem:
         print(json.dumps(dict(error=problem)))
         return
-    facts, order = this_machine(), json.loads(sys.argv[1])
+    facts, order = machine_facts(), json.loads(sys.argv[1])
     if order["rates"] and facts["name"] not in order["known"]:
         facts["rates"] = matmul_peak(facts["dtype"])
     print(json.dumps(facts))

@@ -81,9 +81,9 @@ class Derivatives:
         }
 
     def along(self, name: str, gradient: torch.Tensor, number: int = 0) -> list[float]:
-        """Returns [numeric derivative, its uncertainty, by autograd] along the random direction of
-        this number in a weight; `gradient` is autograd's, in float64. The direction is as long as
-        the weight is."""
+        """Returns [numeric derivative, its uncertainty, derivative by autograd] along a random
+        direction, which is as long as the weight of this name; each `number` has another direction.
+        `gradient` is autograd's, in float64."""
         weight = self.weights[name].detach()
         size = weight.square().mean().sqrt().item() or ALL_ZEROS
         direction = size * randn_like(weight, f"{name} {number}")

@@ -49,10 +49,10 @@ def run_script(command: list[str]) -> str:
     end_with_tool()
     try:
         if first == "-m":
-            sys.path[0], sys.argv = os.getcwd(), words
+            begin(os.getcwd(), words)
             runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         else:
-            sys.path[0], sys.argv = os.path.dirname(os.path.abspath(first)), command
+            begin(os.path.dirname(os.path.abspath(first)), command)
             runpy.run_path(first, run_name="__main__")
     except SystemExit as stop:
         if not stop.code:
@@ -62,6 +62,12 @@ def run_script(command: list[str]) -> str:
         traceback.print_exception(raised)
         return first_line(raised)
     return ""
+
+
+def begin(folder: str, arguments: list[str]) -> None:
+    """Sets where a script imports from first, and what it is given, as Python itself would."""
+    sys.path.insert(0, folder)
+    sys.argv = arguments
 
 
 def end_with_tool() -> None:

@@ -38,6 +38,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 (told here, before a line that nee
 ROOT = Path(__file__).resolve().parent.parent
 FIRST, LAST, DDP = "00_orig.py", "01_opt_single_gpu.py", "02_opt_multi_gpu_ddp.py"
 NO_READER = 128 + 13  # as a shell names the end by SIGPIPE, 13, of a program that it has started
+BASES = {"01": LAST, "02": DDP}  # of variants, as options name them
 WRITTEN = Path("build", "stages")  # where `write` puts scripts
 PUBLISHED = r"(\d{1,3}(?:,\d{3})*) tok/sec, (\d+\.\d+) GB(?: on (\d+) GPUs)?"
 NEED = r"(?:package [\w-]+|an NVIDIA GPU|compute capability \d+\.\d|bfloat16 units)"
@@ -151,8 +152,8 @@ def interrupts_delayed() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    if received:
-        signal.raise_signal(received[0])
+        if received:  # also where the body has failed
+            signal.raise_signal(received[0])
 
 
 class Hunk(NamedTuple):
@@ -557,17 +558,16 @@ def by_words(overlap: Overlap) -> bytes | None:
 
 
 def by_joining(overlap: Overlap) -> bytes | None:
-    """Settles an overlap where lines don't depend on each other, in JOINED: those that either side
-    adds are all taken. Returns None elsewhere, if a setting would come twice, or where one side has
-    equal lines, of which it isn't known which the other one means."""
+    """Settles an overlap in one of JOINED, where lines don't depend on each other: takes the lines
+    that either side adds. Returns None elsewhere, and where that would be a guess: it isn't known
+    which one of equal lines the other side means, and a setting may come only once."""
     if overlap.place not in JOINED:
         return None
-    sides = [
+    ours, base, theirs = (
         side.splitlines(keepends=True) for side in (overlap.ours, overlap.base, overlap.theirs)
-    ]
-    joined = b"".join(joined_lines(*sides))
-    settings = SETTING.findall(joined)
-    if any(map(has_doubles, [*sides, settings])):
+    )
+    joined = b"".join(joined_lines(ours, base, theirs))
+    if any(map(has_doubles, (ours, base, theirs, SETTING.findall(joined)))):
         return None
     return joined
 
@@ -615,21 +615,20 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
     variants = chosen_variants(names, root)
     if base is None:  # 02, if one is a variant of it
         base = max(file_of(variant.base) for variant in variants)
-    script = with_variants(base, variants, rebuild_all(root))  # which refuses an edited 01 or 02
-    script = with_check(script, packages_of(variants))
     chosen = ", ".join(variant.name for variant in variants)
-    note = textwrap.fill(
-        f"# {base} with {chosen}; composed by patches/stack.py.",
-        100,
-        subsequent_indent="# ",
-        break_on_hyphens=False,
-    )
-    text = f"{note}\n".encode() + script
+    script = with_variants(base, variants, rebuild_all(root))  # which refuses an edited 01 or 02
     try:
-        compile(text, "composed", "exec")
-    except SyntaxError as error:
-        raise Conflict(f"{chosen} don't go together: line {error.lineno}")
-    return text
+        check_python("the composed script", script)  # before with_check() parses it
+    except StackError as error:
+        raise Conflict(f"{chosen} don't go together: {error}")
+    return composed_note(base, chosen) + with_check(script, packages_of(variants))
+
+
+def composed_note(base: str, chosen: str) -> bytes:
+    """Returns the comment that says what a script is composed of."""
+    text = f"# {base} with {chosen}; composed by patches/stack.py."
+    note = textwrap.fill(text, 100, subsequent_indent="# ", break_on_hyphens=False)
+    return f"{note}\n".encode()
 
 
 def with_variants(base: str, variants: list[Patch], scripts: dict[str, bytes]) -> bytes:
@@ -806,8 +805,8 @@ def carry_back(old: dict[str, bytes], text: bytes, names: list[str]) -> dict[str
 
 
 def way_on(root: Path, file: Path, into: str | None, until: list[str], name: str) -> str:
-    """Returns what to type after a conflict in the script `name`: the edit goes as far as that, and
-    is made there by hand."""
+    """Returns what to type after a conflict in the script `name`: the edit is carried on to the
+    scripts before it, and then made in it by hand."""
     options = []
     if into:
         options.append(f"--into={into}")
@@ -825,7 +824,7 @@ def way_on(root: Path, file: Path, into: str | None, until: list[str], name: str
 
 
 def list_command(root: Path) -> list[str]:
-    """lists techniques, then variants: effect on the loss, base, what it is"""
+    """Returns a line for each technique, then for each variant."""
     row = "{:22}  {:9}  {:20}  {}".format
     return [row("name", "loss", "base", "technique")] + [
         row(patch.name, patch.fields["Loss"].split()[0], patch.base, patch.fields["Technique"])
@@ -834,7 +833,7 @@ def list_command(root: Path) -> list[str]:
 
 
 def show_command(root: Path, name: str) -> list[str]:
-    """shows a patch: what the technique or variant is, and the lines that it changes"""
+    """Returns the text of a patch; of 00, its script."""
     patches = load(root) + load_variants(root)
     series = Series.of(patches)
     files = {series.first: FIRST} | {patch.name: patch.file for patch in patches}
@@ -842,7 +841,7 @@ def show_command(root: Path, name: str) -> list[str]:
 
 
 def write_command(root: Path, names: list[str]) -> list[str]:
-    """writes scripts as they stand after the named patches (run them with --data data)"""
+    """Writes the scripts after the named patches, or all; returns their files."""
     scripts = rebuild_all(root)
     series = Series(list(scripts))
     if names:
@@ -855,7 +854,7 @@ def write_command(root: Path, names: list[str]) -> list[str]:
 
 
 def verify_command(root: Path) -> list[str]:
-    """verifies that the patches lead from 00 to 01 and 02 and to every variant"""
+    """Raises StackError unless the patches make all scripts, and all files are part of them."""
     patches, variants = load(root), load_variants(root)
     for name, script in rebuild_all(root).items():
         check_python(file_of(name), script)
@@ -869,7 +868,7 @@ def verify_command(root: Path) -> list[str]:
 
 
 def refresh_command(root: Path, file: Path, into: str | None, until: list[str]) -> list[str]:
-    """carries an edit into all patches and scripts that build on it"""
+    """Carries an edit of a script into others; returns the files that changed."""
     edit = Edit.of(file.resolve(), root)
     edited = edit.scripts(into) | edit.kept(until)
     try:
@@ -880,21 +879,20 @@ def refresh_command(root: Path, file: Path, into: str | None, until: list[str]) 
 
 
 def new_command(
-    root: Path, name: str, variant: bool, base: str | None, text: str, **options: str | None
+    root: Path, name: str, variant: bool, base: str | None, text: str, **fields: str | None
 ) -> list[str]:
-    """turns your edit of 01 into a patch, at the end of the series or a variant"""
-    header = NewHeader.of(options, text)
+    """Turns an edit of 01 or 02 into a patch with these fields and this text in its header; returns
+    what is printed."""
+    header = NewHeader.of(fields, text)
     has_group = "Group" in header.fields
-    if not variant:
-        if has_group or base:
-            raise StackError("--group and --base are for a --variant")
-        return new_technique(root, name, header)
-    if not has_group:
+    if variant and not has_group:
         raise StackError("--variant needs a --group")
-    edited = LAST
-    if base == "02":
-        edited = DDP
-    return new_variant(root, name, edited, header)
+    if not variant and (has_group or base):
+        raise StackError("--group and --base are for a --variant")
+    if variant:
+        edited = BASES.get(base or "", LAST)
+        return new_variant(root, name, edited, header)
+    return new_technique(root, name, header)
 
 
 def new_technique(root: Path, name: str, header: "NewHeader") -> list[str]:
@@ -961,9 +959,9 @@ class NewHeader(NamedTuple):
     text: str
 
     @classmethod
-    def of(cls, options: dict[str, str | None], text: str) -> "NewHeader":
-        """Takes the fields from the options of the command line that are named after them."""
-        values = {field: options.get(field.lower()) for field in FIELDS}
+    def of(cls, fields: dict[str, str | None], text: str) -> "NewHeader":
+        """Takes the fields from the command line, whose options have their names in lower case."""
+        values = {field: fields.get(field.lower()) for field in FIELDS}
         return cls({field: value for field, value in values.items() if value}, text)
 
     def written(self, base: str) -> bytes:
@@ -979,8 +977,8 @@ class NewHeader(NamedTuple):
 
 
 def compose_command(root: Path, names: list[str], base: str | None, out: Path) -> list[str]:
-    """composes a script of your own: 01 or 02 with the named variants, in one file"""
-    text = compose(names, {"01": LAST, "02": DDP}.get(base or ""), root)
+    """Writes a script with the named variants, and returns what is printed."""
+    text = compose(names, BASES.get(base or ""), root)
     if os.path.lexists(out):
         raise StackError(f"{out} exists: nothing is overwritten")
     check_name(out, text)
@@ -1006,28 +1004,32 @@ def added_options(text: bytes, root: Path) -> list[str]:
     return [name.decode() for name in OPTION.findall(text) if name not in usual]
 
 
+class Command(NamedTuple):
+    summary: str  # in --help
+    run: Callable[..., list[str]]  # takes the root and the arguments; returns the lines to print
+    add_arguments: Callable[[argparse.ArgumentParser], None] | None = None
+
+
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     title = (__doc__ or "").partition("\n")[0]  # `python -OO` keeps none
     parser = argparse.ArgumentParser(description=title, allow_abbrev=False)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def add_command(function: Callable) -> argparse.ArgumentParser:
-        name = function.__name__.removesuffix("_command")
-        text = function.__doc__ or ""
-        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        command.set_defaults(command=function)
-        return command
-
-    name = 'a patch by number ("5") or name ("05-bfloat16"), "ddp", or a variant'
-    add_command(list_command)
-    add_command(show_command).add_argument("name", metavar="NAME", help=name)
-    write = add_command(write_command)
-    write.add_argument("names", metavar="NAME", nargs="*", help=f"{name} (default: all)")
-    add_command(verify_command)
-    add_refresh_arguments(add_command(refresh_command))
-    add_compose_arguments(add_command(compose_command))
-    add_new_arguments(add_command(new_command))
+    parsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        subparser = parsers.add_parser(
+            name, help=command.summary, description=command.summary, allow_abbrev=False
+        )
+        if command.add_arguments:
+            command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
     return parser.parse_args(argv)
+
+
+def add_show_arguments(show: argparse.ArgumentParser) -> None:
+    show.add_argument("name", metavar="NAME", help=WHICH_PATCH)
+
+
+def add_write_arguments(write: argparse.ArgumentParser) -> None:
+    write.add_argument("names", metavar="NAME", nargs="*", help=f"{WHICH_PATCH} (default: all)")
 
 
 def add_refresh_arguments(refresh: argparse.ArgumentParser) -> None:
@@ -1051,7 +1053,7 @@ def add_compose_arguments(compose: argparse.ArgumentParser) -> None:
     compose.add_argument("names", metavar="NAME", nargs="+", help="a variant")
     compose.add_argument(
         "--base",
-        choices=("01", "02"),
+        choices=BASES,
         help="the script to change (default: 01, or 02 if a variant is one of it)",
     )
     compose.add_argument(
@@ -1075,18 +1077,52 @@ def add_new_arguments(new: argparse.ArgumentParser) -> None:
         help="what it does, why it is faster or smaller, and when it isn't",
     )
     new.add_argument("--variant", action="store_true", help="make it a variant, and undo the edit")
-    new.add_argument(
-        "--base", choices=("01", "02"), help="the edited script of a variant (default: 01)"
-    )
+    new.add_argument("--base", choices=BASES, help="the edited script of a variant (default: 01)")
+
+
+WHICH_PATCH = 'a patch by number ("5") or name ("05-bfloat16"), "ddp", or a variant'
+COMMANDS = {
+    "list": Command(
+        "lists techniques, then variants: effect on the loss, base, what it is", list_command
+    ),
+    "show": Command(
+        "shows a patch: what the technique or variant is, and the lines that it changes",
+        show_command,
+        add_show_arguments,
+    ),
+    "write": Command(
+        "writes scripts as they stand after the named patches (run them with --data data)",
+        write_command,
+        add_write_arguments,
+    ),
+    "verify": Command(
+        "verifies that the patches lead from 00 to 01 and 02 and to every variant", verify_command
+    ),
+    "refresh": Command(
+        "carries an edit into all patches and scripts that build on it",
+        refresh_command,
+        add_refresh_arguments,
+    ),
+    "compose": Command(
+        "composes a script of your own: 01 or 02 with the named variants, in one file",
+        compose_command,
+        add_compose_arguments,
+    ),
+    "new": Command(
+        "turns your edit of 01 into a patch, at the end of the series or a variant",
+        new_command,
+        add_new_arguments,
+    ),
+}
 
 
 def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
     sys.stdout.reconfigure(errors="replace")  # a script may hold what a terminal can't show
     arguments = vars(parse_arguments(argv))
-    command = arguments.pop("command")
+    run = arguments.pop("run")
     try:
-        print("\n".join(command(root, **arguments)), flush=True)
+        print("\n".join(run(root, **arguments)), flush=True)
     except BrokenPipeError:  # into `head`, say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO_READER

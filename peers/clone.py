@@ -16,7 +16,6 @@ import tempfile
 from contextlib import chdir
 from dataclasses import replace
 from functools import partial
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
@@ -24,6 +23,9 @@ from unittest import mock
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where gpt_speed is
+from gpt_speed.script import load_script
 
 VOCABULARY = 50_304  # as in 01, and as both of them have it
 # What they import for pictures and downloads, which aren't made here.
@@ -39,6 +41,7 @@ class TheirModel(nn.Module):
 
     needed: tuple[str, ...]  # what their file must have
     dtype: str  # of the weights
+    has_float32 = False  # whether it can also compute in it
     autocast: str | None = None  # its type
     matmul_precision: str | None = None  # where their program sets it, and not their file
 
@@ -66,9 +69,10 @@ class NanoGPT(TheirModel):
 
     needed = "GPT", "GPTConfig"
     dtype = "float32"
+    has_float32 = True
     matmul_precision = "high"
 
-    def __init__(self, theirs: ModuleType, in_float32: bool, config):
+    def __init__(self, theirs: ModuleType, config, in_float32: bool = False):
         shape = theirs.GPTConfig(
             block_size=config.context_length,
             vocab_size=config.vocab_size,
@@ -108,7 +112,7 @@ class PublishedScript(TheirModel):
     needed = "main", "calc_loss_batch", "create_dataloader_v1", LOOP
     dtype = "bfloat16"
 
-    def __init__(self, theirs: ModuleType, in_float32: bool, config):
+    def __init__(self, theirs: ModuleType, config):
         super().__init__(*model_and_optimizer(theirs, config))
         self.calc_loss_batch = theirs.calc_loss_batch
 
@@ -229,20 +233,12 @@ def put_in_place(script: ModuleType, peer: type[TheirModel], make_peer) -> None:
 # ---- The program
 
 
-def load(name: str, file: Path) -> ModuleType:
-    """Returns a file as a module, registered by a name, since dataclasses look theirs up."""
-    spec = spec_from_file_location(name, file)
-    module = sys.modules[name] = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def load_theirs(peer: type[TheirModel], file: Path) -> ModuleType:
     """Imports their file. Exits with 1 and one line where that fails, or where it lacks what is
     used here."""
     sys.modules |= dict.fromkeys(UNUSED, mock.MagicMock())
     try:
-        theirs = load("theirs", file)
+        theirs = load_script(file, "theirs")
     except Exception as error:  # a file of others can raise anything
         sys.exit(f"error: {file} can't be imported: {error}")
     missing = [name for name in peer.needed if not hasattr(theirs, name)]
@@ -251,7 +247,8 @@ def load_theirs(peer: type[TheirModel], file: Path) -> ModuleType:
     return theirs
 
 
-def main() -> int:
+def parse_arguments() -> argparse.Namespace:
+    """Reads the command line. Exits with 2 for a wrong one."""
     parser = argparse.ArgumentParser(
         description="Train with other people's program.", allow_abbrev=False
     )
@@ -265,12 +262,22 @@ def main() -> int:
     parser.add_argument("script", nargs="?", type=Path, help="00_orig.py; without, nothing runs")
     parser.add_argument("options", nargs=argparse.REMAINDER, help="options of 00_orig.py")
     args = parser.parse_args()
+    if args.float32 and not PEERS[args.peer].has_float32:
+        parser.error(f"argument --float32: {args.peer} computes in no other type than its own")
+    return args
+
+
+def main() -> int:
+    args = parse_arguments()
     peer = PEERS[args.peer]
     theirs = load_theirs(peer, args.file)
     if not args.script:
         return 0
-    script = load("script", args.script)
-    put_in_place(script, peer, make_peer=partial(peer, theirs, args.float32))
+    make_peer = partial(peer, theirs)
+    if args.float32:
+        make_peer = partial(peer, theirs, in_float32=True)
+    script = load_script(args.script)
+    put_in_place(script, peer, make_peer)
     sys.argv = [str(args.script), *args.options]
     return script.main()
 

@@ -21,9 +21,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,10 +49,11 @@ try:
 except ImportError as error:
     sys.exit(f"error: {error}: pip install -r requirements-extras.txt")
 
-ROOT = Path(__file__).resolve().parent.parent
-_spec = spec_from_file_location("orig", ROOT / "00_orig.py")
-orig = sys.modules["orig"] = module_from_spec(_spec)
-_spec.loader.exec_module(orig)
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where gpt_speed is
+from gpt_speed.script import load_script
+
+ROOT = Path(__file__).resolve().parents[1]
+orig = load_script(ROOT / "00_orig.py", "orig")
 
 MODEL = {"cuda": "gpt2", "cpu": "cpu-demo"}  # by default
 DEMO_TOKENS = 40_960  # after which cpu-demo ends by default, as in 00
@@ -136,10 +135,9 @@ def parse_arguments(argv: list[str]) -> Options:
         argv = [*argv, "--use_cpu"]  # the Trainer's name for it
     try:
         options = Options(*parser.parse_args_into_dataclasses(argv, look_for_args_file=False))
-    except ValueError as error:  # of the Trainer's own checks
+        check_options(*options)
+    except ValueError as error:  # the Trainer's own checks raise it, too
         parser.error(str(error).splitlines()[0])
-    for problem in problems_of(*options):
-        parser.error(problem)
     return options
 
 
@@ -151,8 +149,8 @@ def device_named_in(argv: list[str]) -> str | None:
     return options.device
 
 
-def problems_of(experiment: Experiment, trainer: Settings) -> Iterator[str]:
-    """Yields what to say of each wrong setting."""
+def check_options(experiment: Experiment, trainer: Settings) -> None:
+    """Raises ValueError for a wrong setting."""
     choices = {
         "model": (("", *orig.MODELS), f"none of {', '.join(orig.MODELS)}"),
         "dtype": (("float32", "bfloat16"), "neither float32 nor bfloat16"),
@@ -161,13 +159,17 @@ def problems_of(experiment: Experiment, trainer: Settings) -> Iterator[str]:
     for name, (values, problem) in choices.items():
         value = getattr(experiment, name)
         if value not in values:
-            yield f"argument --{name}: {value!r} is {problem}"
+            raise ValueError(f"argument --{name}: {value!r} is {problem}")
     if experiment.train_file and not experiment.model_name_or_path:
-        yield "argument --train_file: needs --model_name_or_path, whose tokenizer reads it"
-    if experiment.eval_freq <= 0:
-        yield f"argument --eval_freq: {experiment.eval_freq} is out of range"
-    if trainer.num_train_epochs <= 0:
-        yield f"argument --num_train_epochs: {trainer.num_train_epochs} is out of range"
+        raise ValueError(
+            "argument --train_file: needs --model_name_or_path, whose tokenizer reads it"
+        )
+    for name, number in (
+        ("eval_freq", experiment.eval_freq),
+        ("num_train_epochs", trainer.num_train_epochs),
+    ):
+        if number <= 0:
+            raise ValueError(f"argument --{name}: {number} is out of range")
 
 
 def read_options(argv: list[str]) -> Options:
@@ -205,7 +207,7 @@ def config_of(options: Options) -> orig.Config:
         weight_decay=trainer.weight_decay,
         seed=trainer.seed,
         epochs=math.ceil(trainer.num_train_epochs),
-        max_steps=max(trainer.max_steps, 0) or None,  # -1 is the Trainer's for none
+        max_steps=trainer.max_steps if trainer.max_steps > 0 else None,
         max_tokens=max_tokens(model, options),
         eval_freq=experiment.eval_freq,
         eval_windows=experiment.eval_windows or config.eval_windows,
@@ -431,17 +433,23 @@ def train(model, data, config, run: TrainerRecord) -> Trainer:
     """Trains `model` in place and reports to `run`."""
     settings = run.options.trainer
     steps_per_epoch = len(data.train) // config.batch_size
-    steps = math.ceil(settings.num_train_epochs * steps_per_epoch)
-    if config.max_tokens:
-        steps = min(steps, math.ceil(config.max_tokens / config.tokens_per_step))
-    settings.max_steps = min(steps, config.max_steps or steps)
-    settings._n_gpu = min(1, settings.n_gpu)  # with more the Trainer would use DataParallel
+    settings.max_steps = step_count(settings.num_train_epochs * steps_per_epoch, config)
     watch = Stopwatch(run, Logits(model), data, config)
     # Whole steps only: with accumulation the Trainer would make a smaller last one in each epoch.
     examples = Subset(Examples(data.train), range(steps_per_epoch * config.batch_size))
     trainer = Trainer(model, settings, train_dataset=examples, callbacks=[watch])
     trainer.train()
     return trainer
+
+
+def step_count(steps_of_epochs: float, config: orig.Config) -> int:
+    """Returns how many steps a training has: those of its epochs, or fewer by another limit."""
+    limits = [math.ceil(steps_of_epochs)]
+    if config.max_tokens:
+        limits.append(math.ceil(config.max_tokens / config.tokens_per_step))
+    if config.max_steps:
+        limits.append(config.max_steps)
+    return min(limits)
 
 
 def set_up_trainer(options: Options) -> None:
@@ -451,6 +459,7 @@ def set_up_trainer(options: Options) -> None:
         trainer.per_device_train_batch_size = experiment.batch_size
     if not experiment.model_name_or_path:
         trainer.output_dir = experiment.results_dir  # nothing is saved there
+    trainer._n_gpu = min(1, trainer.n_gpu)  # with more it would use DataParallel: no option forbids
     if torch.backends.cuda.matmul.fp32_precision == "tf32":  # by --tf32
         torch.set_float32_matmul_precision("high")  # the same, by the name that the record reads
 

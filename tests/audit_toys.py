@@ -1006,6 +1006,19 @@ def no_matmuls():
     train(table, lambda ids, targets: loss_of(table(ids), targets))
 
 
+def matmuls_in_evaluation():
+    """Only what no gradient comes of multiplies matrices, between two updates."""
+    table, head = nn.Embedding(V, V), nn.Linear(V, C)
+
+    def loss(ids, targets):
+        logits = table(ids)
+        with torch.no_grad():
+            head(logits)
+        return loss_of(logits, targets)
+
+    train(table, loss)
+
+
 def uneven():
     """Means over micro-batches of unequal numbers of tokens, as issues of 2024 have it."""
     model = Net()

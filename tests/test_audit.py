@@ -19,7 +19,7 @@ import jsonschema
 import pytest
 import torch
 from audit_toys import B, H, T
-from conftest import ROOT, environment, load, run_python, small, write_tokens
+from conftest import ROOT, environment, run_python, small, write_tokens
 from made_up import copy_of_checkout
 
 from bench.commands.audit import Audit
@@ -39,9 +39,11 @@ from gpt_speed.audit.checks import (
     NOT_HERE,
     check,
 )
+from gpt_speed.audit.order import Order
 from gpt_speed.audit.other_gpus import work_of
+from gpt_speed.audit.process import gpu_facts
 from gpt_speed.audit.render import with_one_compile_row
-from gpt_speed.audit.run import audit, watch_order
+from gpt_speed.audit.run import timed_and_watched, watch_order
 from gpt_speed.audit.step import Step
 from gpt_speed.audit.translate import ABOUT, AT_LEAST, AT_MOST, translated
 from gpt_speed.audit.watch import Recording, Watch, WatchedOp
@@ -95,7 +97,7 @@ def with_state(facts: dict, state: str) -> set[str]:
 
 
 def lacking(facts: dict) -> set[str]:
-    """What isn't there, whether it would gain anything or not."""
+    """Returns what isn't there, whether it would gain anything or not."""
     return with_state(facts, LACKS) | with_state(facts, NO_GAIN)
 
 
@@ -220,7 +222,7 @@ def totals(works) -> dict[tuple, list[float]]:
 
 
 def test_the_compiled_loss_shares_the_row_of_torch_compile(monkeypatch):
-    """Wherever the two stand in the series, and where both are in the audit."""
+    """They do wherever they stand in the series, if both are in the audit."""
     names = {"00-first": "first", **technique_names()}
     monkeypatch.setattr("gpt_speed.audit.render.technique_names", lambda: names)
     rows = [
@@ -250,7 +252,7 @@ def watched_fast(tmp_path_factory) -> dict:
 
 @pytest.fixture
 def fast_facts(watched_fast) -> dict:
-    """Of a step of `fast`, as on a GPU; each test may change its own."""
+    """Returns facts of a step of `fast`, as on a GPU, which the test may change."""
     return deepcopy(watched_fast)
 
 
@@ -438,7 +440,7 @@ def test_an_optimizer_is_made_where_its_class_is_called(tmp_path):
 
 
 def test_calls_of_attention_are_counted(tmp_path):
-    """Where a projection has the sizes of what mixes heads, none is lost."""
+    """None is lost where a projection has the sizes of what mixes heads."""
     findings = check(Step(toy("square_heads", tmp_path)))
     for technique in ("07-flash-attention", "11-merged-qkv"):
         assert findings[technique].evidence.startswith("2 calls of attention")
@@ -465,19 +467,19 @@ def test_labels_are_no_tokens(tmp_path, name, tokens):
 @pytest.mark.slow
 def test_what_the_compiler_is_told_not_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
-    _, watched = audit([str(TOYS), "compiled_model"], 2)
+    _, watched = timed_and_watched([str(TOYS), "compiled_model"], 2)
     assert {"08-torch-compile", "13-loss-in-graph"} <= with_state(watched | MACHINE, LACKS)
     text = render.screen(report_of(watched | MACHINE, tmp_path))
     assert "| 8, 13 | torch.compile, compiled loss | missing | 100% |" in text
 
 
 def test_updates_before_the_training(forked_children):
-    timed, _ = audit([str(TOYS), "schedule_drawn"], 2)
+    timed, _ = timed_and_watched([str(TOYS), "schedule_drawn"], 2)
     assert timed["steps"] == 4
 
 
 def test_both_runs_read_stdin():
-    """Through a pipe, which the first empties."""
+    """They do through a pipe, too, which the first one empties."""
     code = (
         "from gpt_speed import children\nchildren.keep_stdin()\nfor _ in range(2):\n"
         "    children.rewind_stdin()\n    print(children.run_child(['cat'])[1])"
@@ -515,7 +517,7 @@ OLD = [*filter(None, os.environ.get("AUDIT_PYTHONS", "").split(os.pathsep))]
 )
 def test_the_environment_of_an_audited_script(python, name):
     """It needs no more than PyTorch 2.4 and Python 3.10."""
-    _, watched = audit([str(TOYS), name], 10, python)
+    _, watched = timed_and_watched([str(TOYS), name], 10, python)
     numbers = {int(technique[:2]) for technique in lacking(watched | MACHINE)}
     assert numbers == LACKING[name] | {12} - {12 if watched["huge_pages"] is not False else 0}
 
@@ -553,7 +555,7 @@ def test_notes(tmp_path):
 
 
 def test_notes_of_what_is_read_back_and_averaged(tmp_path):
-    """Not the indices of a batch, but its loss; means over unequal numbers of tokens."""
+    """Its loss is told, not the indices of a batch; so are means over unequal numbers of tokens."""
     (note,) = report_of(toy("indices", tmp_path), tmp_path)["notes"]
     assert note.startswith("1 value read back")
     (note,) = report_of(toy("uneven", tmp_path), tmp_path)["notes"]
@@ -576,9 +578,18 @@ def test_masks_that_differ_in_the_backward_pass(tmp_path, name, cause):
     assert len(notes) == bool(cause) and all(cause in note for note in notes)
 
 
+def test_costs_of_a_library_have_no_place(tmp_path):
+    """The script itself has no line that calls them."""
+    facts = toy("forgetful", tmp_path)
+    for op in facts["ops"]:
+        op["place"] = ""
+    (note,) = report_of(facts, tmp_path)["notes"]
+    assert "preserve_rng_state=False: its masks differ" in note
+
+
 @pytest.mark.parametrize(("capability", "is_slow"), [("7.5", True), ("8.0", False)])
 def test_bfloat16_without_units_for_it(ladder, tmp_path, capability, is_slow):
-    """On a GPU, where PyTorch says that it is supported."""
+    """It is told on a GPU, where PyTorch says that bfloat16 is supported."""
     facts = on_gpu(ladder(5, "--dtype", "bfloat16")) | dict(capability=capability)
     notes = [note for note in report_of(facts, tmp_path)["notes"] if "in bfloat16" in note]
     assert [note.startswith("100% of the FLOPs") for note in notes] == [True] * is_slow
@@ -586,7 +597,7 @@ def test_bfloat16_without_units_for_it(ladder, tmp_path, capability, is_slow):
 
 
 def test_the_kernel_of_attention(tmp_path):
-    """Where no fused one runs on a GPU, that is as slow as attention by hand, and has a reason."""
+    """Where no fused one runs on a GPU, attention is as slow as by hand, and the reason is told."""
     facts = on_gpu(toy("fast", tmp_path))
     assert "flash_attention" in check(Step(facts))["07-flash-attention"].evidence
     slow = toy("safe_softmax", tmp_path)
@@ -619,7 +630,7 @@ def test_what_pytorch_says_against_a_fused_kernel(monkeypatch, fused):
 
 
 def test_accumulation_that_memory_does_not_need(tmp_path):
-    """On a GPU, of micro-batches that are alike; what they take together is at most what fits."""
+    """It is told on a GPU, of equal micro-batches; what they take together is at most what fits."""
     facts = on_gpu(toy("accumulated", tmp_path))
     for used, fitting in ((1, "of which 3 fit"), (35, "of which 2 fit"), (79, "")):
         *_, note = report_of(facts | dict(memory=used * 2**30), tmp_path)["notes"]
@@ -687,7 +698,7 @@ def test_an_update_may_cost_pages_elsewhere(ladder, kept, bound):
 
 
 def test_graph_breaks_have_their_lines(forked_children):
-    timed, _ = audit([str(TOYS), "broken_graph"], 4)
+    timed, _ = timed_and_watched([str(TOYS), "broken_graph"], 4)
     lines = TOYS.read_text().splitlines()
     (place,) = timed["breaks_at"]
     assert "a break" in lines[int(place.removeprefix(f"{TOYS.name}:")) - 1]
@@ -695,13 +706,13 @@ def test_graph_breaks_have_their_lines(forked_children):
 
 def test_graph_breaks_at_hooks_are_not_the_scripts(forked_children):
     """A compiled update has the audit's hooks in it."""
-    timed, _ = audit([str(TOYS), "compiled_step"], 4)
+    timed, _ = timed_and_watched([str(TOYS), "compiled_step"], 4)
     assert timed["breaks"] == {} and timed["breaks_at"] == []
 
 
 def test_the_update_is_timed_as_a_whole(tmp_path, forked_children):
     """Its operators alone take less: Python calls them one by one."""
-    timed, watched = audit([str(TOYS), "fast"], 2)
+    timed, watched = timed_and_watched([str(TOYS), "fast"], 2)
     watched |= MACHINE | dict(updating=None)
     by_operators = check(Step(watched))["03-fused-adamw"].share
     whole = check(Step(watched | dict(updating=0.7)))["03-fused-adamw"].share
@@ -866,7 +877,7 @@ def test_gains_are_from_the_most_similar_machine(name, device, dtype, expected, 
 
 
 def test_gains_from_elsewhere_are_named_by_their_numbers():
-    """Of what no technique is called nothing is said."""
+    """Nothing is said of a patch that no technique has."""
     machine = dict(name="AMD EPYC", dtype="float32", device="cpu")
     near = Session("AMD EPYC", "EPYC", "cpu", "float32", "near", {"01-causal-mask": 1.1})
     far = replace(near, name="Xeon", folder="far", gains={"13-loss-in-graph": 1.2, "other": 1.9})
@@ -877,10 +888,6 @@ def test_gains_from_elsewhere_are_named_by_their_numbers():
 
 def test_the_memory_of_a_gpu_by_the_oldest_pytorch(monkeypatch):
     """It asks for the device by its number, and doesn't say whether memory is shared."""
-    monkeypatch.syspath_prepend(str(CHILD.parent))
-    monkeypatch.delitem(sys.modules, "watch", raising=False)
-    child = load(CHILD)
-    monkeypatch.delitem(sys.modules, "watch")
     for name, answer in dict(
         memory_snapshot=lambda: [dict(is_expandable=True)],
         current_device=lambda: 1,
@@ -889,14 +896,15 @@ def test_the_memory_of_a_gpu_by_the_oldest_pytorch(monkeypatch):
         mem_get_info=lambda: (0, 2**34),
     ).items():
         monkeypatch.setattr(torch.cuda, name, answer)
-    facts = child.gpu_facts()
+    facts = gpu_facts()
     assert (facts["memory"], facts["memory_total"]) == (2**30, 2**34)
     assert facts["kept"] and facts["shares_memory"] is False
 
 
 @pytest.fixture
 def answer_of_audit(monkeypatch, tmp_path):
-    """What Audit() answers with these variables, at once; build/ is a folder of the test's own."""
+    """Returns a function that answers as Audit does with some variables, at once; build/ is the
+    test's own."""
     monkeypatch.setattr("bench.common.BUILD", tmp_path / "build")
     monkeypatch.setattr(cli, "audited", lambda args, command, sessions: None)
     setup = SimpleNamespace(
@@ -916,7 +924,7 @@ FIRST, SECOND = (dict(RANK=number, LOCAL_RANK=number) for number in "01")
 
 @pytest.mark.parametrize("variables", [FIRST, SECOND], ids=["first", "second"])
 def test_ranks_are_not_taken_for_what_is_left_over(variables, answer_of_audit, monkeypatch):
-    """Those beside one may have begun before it looks."""
+    """The ranks beside one may have begun before it looks."""
     monkeypatch.setattr("bench.commands.audit.alone", None)
     assert answer_of_audit(variables) == ""
 
@@ -983,9 +991,9 @@ def test_each_operator_has_its_middle_time(steps, expected):
 
 
 def test_three_steps_are_watched_where_there_are_five():
-    assert watch_order(dict(key=0, steps=23)) == dict(mode="watch", key=0, skipped=2, steps=3)
-    assert watch_order(dict(key=0, steps=3))["steps"] == 1  # as of a slow script
-    assert watch_order(dict(key=0, steps=2)) == dict(mode="watch", key=0, skipped=1, steps=1)
+    assert watch_order(dict(key=0, steps=23)) == Order("watch", key=0, skipped=2, steps=3)
+    assert watch_order(dict(key=0, steps=3)).steps == 1  # as of a slow script
+    assert watch_order(dict(key=0, steps=2)) == Order("watch", key=0, skipped=1, steps=1)
 
 
 def test_a_further_step_is_watched_from_anew(tmp_path):
@@ -996,7 +1004,7 @@ def test_a_further_step_is_watched_from_anew(tmp_path):
 
 
 def test_a_storage_has_one_life(tmp_path):
-    """From its maker to the operator after its end, whatever views there are of it."""
+    """It lives from its maker to the operator after its end, whatever views there are of it."""
     facts = watch(tmp_path, TOYS, "lives")
     names, lives = [op["name"] for op in facts["ops"]], defaultdict(list)
     for size, device, role, born, died in facts["storages"]:
@@ -1184,7 +1192,7 @@ def test_a_busy_machine_is_told_first(ladder, tmp_path, others, computing, is_bu
 
 
 def test_a_script_that_waits_has_no_core(forked_children):
-    timed, _ = audit([str(TOYS), "sleeps"], 2)
+    timed, _ = timed_and_watched([str(TOYS), "sleeps"], 2)
     assert timed["computing"] < 0.5
 
 
@@ -1213,12 +1221,13 @@ def test_a_system_that_is_not_unix(tmp_path):
         ("fails", "failed: ZeroDivisionError"),
         ("nothing", "trained nothing in its own process: no backward pass"),
         ("no_matmuls", "multiplies no matrices: the techniques are for models that do"),
+        ("matmuls_in_evaluation", "multiplies no matrices: the techniques are for models that do"),
         pytest.param("thread", "let it train in the main thread", marks=pytest.mark.slow),
     ],
 )
 def test_one_line_says_what_to_do(name, words, forked_children):
     with pytest.raises(UserError, match=words):
-        audit([str(TOYS), name], 2)
+        timed_and_watched([str(TOYS), name], 2)
 
 
 @pytest.mark.slow
@@ -1233,15 +1242,15 @@ def test_one_line_says_what_to_do(name, words, forked_children):
     ],
 )
 def test_what_ends_a_step(name, key, steps, forked_children):
-    """The rarest update, of equally frequent ones the last, but of one that goes on and doesn't
-    fail; without any a backward pass."""
-    timed, _ = audit([str(TOYS), name], 2)
+    """The rarest update does, of equally frequent ones the last, of an optimizer that goes on and
+    doesn't fail; without any, a backward pass does."""
+    timed, _ = timed_and_watched([str(TOYS), name], 2)
     assert (timed["key"], timed["steps"]) == (key, steps)
 
 
 @pytest.fixture
 def own_audit(tmp_path):
-    """The command of a clone of its own: in this one other tests start tools at the same time."""
+    """Returns the command in a clone of its own: other tests start tools in this one meanwhile."""
     return copy_of_checkout(tmp_path / "clone") / "measure.py", "audit", "--results-dir"
 
 
@@ -1253,23 +1262,23 @@ def printed(*command) -> str:
 
 @pytest.mark.slow
 def test_accelerate_launch(tmp_path, own_audit, capfd):
-    """It starts a child; so it has to start the audit."""
+    """The launcher starts a child, so it has to start the audit."""
     pytest.importorskip("accelerate")
     launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
     with pytest.raises(UserError, match="its children computed for .* let torchrun or accelerate"):
-        audit([*launch, str(TOYS), "accelerated"], 4)
+        timed_and_watched([*launch, str(TOYS), "accelerated"], 4)
     assert "64 tokens a step" in printed(*launch, *own_audit, tmp_path, TOYS, "accelerated")
 
 
 def test_it_ends_whatever_is_caught(tmp_path, monkeypatch, forked_children):
     monkeypatch.chdir(tmp_path)
-    timed, watched = audit([str(TOYS), "catches_all"], 2)
+    timed, watched = timed_and_watched([str(TOYS), "catches_all"], 2)
     assert not list(tmp_path.iterdir())  # nothing was saved
     assert len(timed["seconds"]) == 20 and watched["steps"] == 5
 
 
 def test_a_module_and_its_arguments(tmp_path, monkeypatch, forked_children):
-    """As `python -m` has them, also where its name is one of ours."""
+    """They are as `python -m` has them, also where the module's name is one of ours."""
     (tmp_path / "watch").mkdir()
     (tmp_path / "watch" / "bench.py").write_text(
         "import sys, os\nassert __name__ == '__main__' and sys.argv[1:] == ['--', '-x']\n"
@@ -1278,7 +1287,7 @@ def test_a_module_and_its_arguments(tmp_path, monkeypatch, forked_children):
     )
     shutil.copy(TOYS, tmp_path / "watch" / "own.py")
     monkeypatch.chdir(tmp_path)
-    _, watched = audit(["-m", "watch.bench", "--", "-x"], 2)
+    _, watched = timed_and_watched(["-m", "watch.bench", "--", "-x"], 2)
     assert watched["how"] == "watched"
 
 
@@ -1302,7 +1311,7 @@ def test_under_torchrun_rank_0_tells(tmp_path):
 
 @pytest.mark.slow
 def test_the_rank_that_fails_says_why(tmp_path):
-    """At once, and the others don't wait for it."""
+    """It does so at once, and the others don't wait for it."""
     done = run_python(*TORCHRUN, *AUDIT, tmp_path, TOYS, "one_rank_fails", fork=False, timeout=100)
     assert done.returncode == 1
     assert f"error: {TOYS} failed: ValueError: the real reason" in done.stderr
@@ -1310,7 +1319,7 @@ def test_the_rank_that_fails_says_why(tmp_path):
 
 @pytest.mark.slow
 def test_ranks_end_after_the_same_step(tmp_path):
-    """Though by its own clock each one would end after another."""
+    """They do, though by its own clock each one would end after another step."""
     for path in (ROOT / "gpt_speed").rglob("*.py"):
         copy = tmp_path / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -1329,7 +1338,7 @@ def test_ranks_end_after_the_same_step(tmp_path):
 
 
 def test_a_report_is_read_after_a_time_out(monkeypatch):
-    """Where a process writes it, and then doesn't end."""
+    """A process may write its report and then not end."""
 
     def run_child(command, timeout, environment):
         report = Path(json.loads(command[2])["report"])
@@ -1338,7 +1347,7 @@ def test_a_report_is_read_after_a_time_out(monkeypatch):
 
     monkeypatch.setattr("gpt_speed.children.run_child", run_child)
     with pytest.raises(UserError, match="failed: ValueError: the real reason"):
-        audit([str(TOYS), "fast"], 2)
+        timed_and_watched([str(TOYS), "fast"], 2)
 
 
 @pytest.mark.parametrize(
@@ -1357,9 +1366,9 @@ def test_a_report_is_read_after_a_time_out(monkeypatch):
     ],
 )
 def test_what_a_script_said_last_is_shown(tmp_path, capsys, code, says, shown):
-    """Where it is stuck, or something else ends it."""
+    """They are shown where it is stuck, and where something else ends it."""
     script = tmp_path / "script.py"
     script.write_text(code)
     with pytest.raises(UserError, match=says):
-        audit([str(script)], 0.1)
+        timed_and_watched([str(script)], 0.1)
     assert shown in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """The command gpt-speed: what it needs, its JSON, and the gradients of other people's scripts."""
 
 import inspect
+import io
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from conftest import ROOT, environment, load
 from gpt_speed import cli, interpreter, machine, numeric, script
 from gpt_speed.audit.audit import machine_of
 from gpt_speed.cards import CARDS
-from gpt_speed.common import UserError
+from gpt_speed.common import UserError, reason_of
 from gpt_speed.gradients import judge, render
 from gpt_speed.gradients.order import MENDS
 from gpt_speed.gradients.run import Answer, coarsest, risks_of
@@ -28,14 +29,16 @@ TOYS = ROOT / "tests" / "gradient_toys.py"
 SCHEMA = json.loads((ROOT / "gpt_speed" / "schema.json").read_text(encoding="utf-8"))
 
 
-def gpt_speed(*words, **variables) -> subprocess.CompletedProcess:
+def gpt_speed(*words, **options) -> subprocess.CompletedProcess:
+    """Runs the command in a process of its own; `options` are those of subprocess.run."""
     return subprocess.run(
         [sys.executable, "-m", "gpt_speed", *map(str, words)],
         cwd=ROOT,
-        env=environment(**variables),
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=500,
+        **options,
     )
 
 
@@ -50,7 +53,7 @@ def test_gpus_are_listed(capsys):
 
 @pytest.mark.parametrize("command", ["audit", "gradients"])
 def test_it_needs_the_standard_library_alone(command):
-    """Python's -S leaves site-packages out, -I the current folder."""
+    """It runs with -S, which leaves out site-packages, and -I, which leaves out this folder."""
     code = f"import sys; sys.path.append({str(ROOT)!r}); from gpt_speed.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, command, "--help"], capture_output=True, text=True
@@ -106,7 +109,7 @@ def test_whose_python_runs_the_script(monkeypatch, named, activated, has_torch, 
 
 
 def test_a_python_without_pytorch(tmp_path):
-    """It is asked itself, and told so in one line."""
+    """It says so itself, and the user reads one line."""
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     python.chmod(0o755)
@@ -116,11 +119,50 @@ def test_a_python_without_pytorch(tmp_path):
     assert done.stderr.startswith(f"error: {python} has no PyTorch ")
 
 
+@pytest.mark.parametrize(
+    "answer", ["", "a word", "gpt_speed/machine.py {}", "[1, 2]", "17", '{"torch": ']
+)
+def test_what_answers_is_no_python(monkeypatch, answer):
+    monkeypatch.setattr("gpt_speed.children.run_child", lambda *_, **__: (0, answer, ""))
+    with pytest.raises(UserError, match="^true is no Python$") as error:
+        interpreter.usable_python("true")
+    assert error.value.code == 2
+
+
+# ---- How it ends
+
+
+def test_a_closed_stdout():
+    """The table is written to nowhere."""
+    done = gpt_speed("gpus", preexec_fn=lambda: os.close(1))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_terminal_that_lacks_characters(monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr("gpt_speed.children.on_signals", lambda handler: None)
+    monkeypatch.setitem(cli.COMMANDS, "gpus", cli.Command("", lambda args: print("1.3×") or 0))
+    assert cli.main(["gpus"]) == 0 and out.buffer.getvalue() == b"1.3?\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError("the archive is closed"), "the archive is closed"),
+    ],
+)
+def test_why_a_file_is_not_written(error, says):
+    """Some errors of Python's own have no text of the system."""
+    assert reason_of(error) == says
+
+
 # ---- The machine
 
 
 def test_the_machine_is_described():
-    facts = machine.this_machine()
+    facts = machine.machine_facts()
     assert facts["device"] == "cpu" and facts["name"] and facts["memory_total"] > 2**30
     script = load(ROOT / "01_opt_single_gpu.py")
     assert facts["dtype"] == script.best_dtype(machine_device())[0]
@@ -153,7 +195,7 @@ def test_an_old_python(monkeypatch):
     ],
 )
 def test_rates_on_a_gpu_of_the_oldest_pytorch(monkeypatch, capability, hip, precisions):
-    """Which doesn't say itself whether a GPU has TF32."""
+    """The oldest PyTorch doesn't say itself whether a GPU has TF32."""
     monkeypatch.delattr(torch.cuda, "is_tf32_supported", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
@@ -165,7 +207,7 @@ def test_rates_on_a_gpu_of_the_oldest_pytorch(monkeypatch, capability, hip, prec
 @pytest.mark.parametrize(("is_known", "has_rates"), [(True, False), (False, True)])
 def test_rates_are_measured_where_no_datasheet_has_them(monkeypatch, capsys, is_known, has_rates):
     """The machine itself decides, so that it is asked once."""
-    monkeypatch.setattr(machine, "this_machine", lambda: dict(name="here", dtype="float32"))
+    monkeypatch.setattr(machine, "machine_facts", lambda: dict(name="here", dtype="float32"))
     monkeypatch.setattr(machine, "matmul_peak", lambda dtype: {dtype: 1e12})
     order = dict(rates=True, known=["here"] if is_known else [])
     monkeypatch.setattr(sys, "argv", ["machine.py", json.dumps(order)])
@@ -218,7 +260,7 @@ def test_distances_of_tensors():
 
 @pytest.mark.parametrize("share", [1.0, 0.9])
 def test_derivatives_of_a_loss(share):
-    """Autograd's are that share of the numeric ones that the gradient is; zeros are moved, too."""
+    """A gradient that is 0.9 of the right one shows as that; weights of 0 are moved, too."""
     weights = dict(a=torch.tensor([0.3, -0.2, 0.5]), zeros=torch.zeros(2))
 
     def loss_at(offsets: dict) -> float:
@@ -258,7 +300,7 @@ def test_a_hook_ends_also_where_the_function_raises(monkeypatch):
 
 
 def test_a_hooked_function_says_what_it_is(monkeypatch):
-    """Scripts read signatures; but marks of the compiler aren't those of the hook."""
+    """A script reads the function's own signature, but the compiler finds no marks of its own."""
     monkeypatch.setattr(quotient, "_torchdynamo_inline", quotient, raising=False)
     owner = SimpleNamespace(divide=quotient)
     script.hook(owner, "divide", lambda *_: None)
@@ -359,7 +401,7 @@ def test_the_answer():
 
 
 def validate(content: dict, kind: str) -> None:
-    """Raises where it isn't as the schema says; none of the schema's words may be unknown."""
+    """Raises an error where JSON isn't as the schema says, or the schema has unknown words."""
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     jsonschema.validate(json.loads(json.dumps(content, allow_nan=False)), SCHEMA)
     jsonschema.validate(content, SCHEMA | {"oneOf": [{"$ref": f"#/$defs/{kind}"}]})
@@ -385,8 +427,8 @@ FACTS = dict(
 
 @pytest.fixture
 def made_up_runs(monkeypatch):
-    """A function that lets `gpt-speed gradients` run scripts in no time: whose compiled gradients
-    are `off` by so much, unless it is tried with another memory budget, and of which one fails."""
+    """Returns a function that replaces the runs of `gpt-speed gradients`: compiled gradients are
+    `off` by so much, unless another memory budget is tried; the run that `fails` names fails."""
 
     def replace(off: float, fails: str) -> None:
         def run(script, what, order):
@@ -404,7 +446,7 @@ def made_up_runs(monkeypatch):
 
 @pytest.mark.parametrize("fails", ["with aot_eager", "numeric derivatives"])
 def test_a_wrong_gradient_stays_wrong_where_a_further_run_fails(made_up_runs, capsys, fails):
-    """The exit code, too, is that of a wrong gradient; what failed is noted."""
+    """The exit code is that of a wrong gradient, and a note says what failed."""
     made_up_runs(0.5, fails)
     assert cli.main(["gradients", "--json", str(TOYS)]) == 4
     content = json.loads(capsys.readouterr().out)
@@ -469,6 +511,20 @@ def test_a_script_without_an_update(toy, code, says):
 
 
 @pytest.mark.slow
+def test_packages_beside_gpt_speed_are_none_of_the_scripts(tmp_path):
+    """It may be installed in another environment, with other versions of what PyTorch imports."""
+    folder = copy_of_package(tmp_path)
+    for package in ("sympy", "triton"):
+        (folder / f"{package}.py").write_text("raise RuntimeError(__file__)")
+    report = tmp_path / "report.json"
+    order = json.dumps(dict(report=str(report), compiled=True))
+    child = folder / "gpt_speed" / "gradients" / "child.py"
+    command = [sys.executable, child, order, TOYS, "compiled"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert json.loads(report.read_text())["how"] == "kept", done.stderr
+
+
+@pytest.mark.slow
 def test_the_wheel(tmp_path):
     """It is small, needs nothing, and audits from another folder."""
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
@@ -500,7 +556,7 @@ def test_the_wheel(tmp_path):
 
 
 def test_one_version():
-    """Of the package, of the newest changes, and of what one cites."""
+    """The package, the newest changes and the citation have the same one."""
     versions = {
         re.search(pattern, (ROOT / name).read_text(), re.MULTILINE)[1]
         for name, pattern in (

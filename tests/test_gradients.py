@@ -17,6 +17,8 @@ from bench.measure.sizing import Length
 from bench.studies.gradients import Gradients, has_own_type, unchecked_dropout
 from gpt_speed.common import UserError
 from gpt_speed.gradients import hooks
+from gpt_speed.gradients.keeper import Keeper
+from gpt_speed.gradients.order import Order
 from patches import stack
 
 DRIVER = ROOT / "bench" / "measure" / "gradients.py"
@@ -34,7 +36,7 @@ VARIANTS = [
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory) -> Path:
-    """What the scripts compile is much the same, and compiled once."""
+    """Returns a cache of the compiler for all tests: what the scripts compile is much the same."""
     return tmp_path_factory.mktemp("compiled-gradients")
 
 
@@ -167,7 +169,7 @@ PLANTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTS)
 def test_a_planted_fault_is_caught_without_a_reference(edited, check, name):
-    """By numeric derivatives alone; the loss is right in all of them."""
+    """Numeric derivatives alone show it; the loss is right in all of them."""
     script = edited(*PLANTS[name])
     verdict = check(script, *UNCOMPILED, layers=1, reference=None)
     assert verdict.wrong and "dropout" in verdict.wrong[0]
@@ -175,7 +177,7 @@ def test_a_planted_fault_is_caught_without_a_reference(edited, check, name):
 
 @pytest.mark.slow
 def test_a_small_fault_is_caught_with_a_reference(edited, check):
-    """LayerNorm's gradient, off by a thousandth."""
+    """LayerNorm's gradient is off by a thousandth."""
     script = edited(
         (BLOCK, SCALED),
         (
@@ -263,8 +265,8 @@ REFUSES = "if config.compile and config.dropout and config.memory_budget < 1:"
     ],
 )
 def test_a_memory_budget_makes_the_masks_of_a_hash_again(variant, check, budget, options, is_wrong):
-    """At every budget. But attention draws its own masks, and anew: so memory-budget refuses
-    dropout with this variant, too, which is taken out here."""
+    """It makes the same ones at every budget. But attention draws its own masks anew, so that
+    memory-budget refuses dropout with this variant, too; that check is taken out here."""
     script = variant("dropout-hash", "memory-budget", "attention-backend")
     text = script.read_text()
     assert text.count(REFUSES) == 1
@@ -404,7 +406,7 @@ def test_what_decides_nothing_is_not_right():
 
 
 def test_what_cant_be_checked_is_said():
-    """By the variant's header, and of types in which the loss is too coarse."""
+    """The variant's header says so, or the loss is too coarse in its type."""
     assert "experts" in unchecked_dropout(Run("", "", script="model-mixture"))
     assert has_own_type(Run("", "", script="precision-autocast"))
     assert unchecked_dropout(Run("", "", script="01", options=("--dtype", "bfloat16")))
@@ -416,7 +418,7 @@ def test_what_cant_be_checked_is_said():
 
 @pytest.mark.parametrize("scratch", [".", "/scratch"])
 def test_each_run_has_a_folder_of_its_own(monkeypatch, tmp_path, scratch):
-    """In the place of the folder around --results-dir, and of nothing else."""
+    """It takes the place of the folder behind --results-dir alone."""
     driver, commands = load(DRIVER), []
     run = SimpleNamespace(train=commands.append, derivatives={})
     monkeypatch.setattr(driver, "TrainingRun", lambda *_: run)
@@ -439,7 +441,7 @@ def test_each_run_has_a_folder_of_its_own(monkeypatch, tmp_path, scratch):
 
 
 def test_a_run_leaves_the_scripts_clock_as_it_was():
-    """The next run of the same script has one of its own."""
+    """The next run of the same script has a clock of its own."""
     driver, model = load(DRIVER), torch.nn.Linear(2, 2)
     steps = []
 
@@ -481,7 +483,7 @@ def test_a_study_checks_every_script_and_variant(tmp_path):
 
 
 def test_a_study_checks_02_with_one_rank_and_with_two(tmp_path):
-    """By the driver, which torchrun starts."""
+    """torchrun starts the driver with so many."""
     study, setup = Gradients(), setup_of(tmp_path)
     (plan,) = study.plans(setup)
     jobs = [Job(run, 1, 0) for run in plan.runs if run.script == "02"]
@@ -497,22 +499,18 @@ def test_a_study_refuses_unknown_names(tmp_path):
 
 
 def test_names_of_a_study_may_have_spaces(tmp_path):
-    """As those of the other studies."""
+    """They may in the other studies, too."""
     first, second = (
         next(Gradients().plans(setup_of(tmp_path, names=names))) for names in ("00,01", "00, 01")
     )
     assert [run.name for run in first.runs] == [run.name for run in second.runs]
 
 
-def test_a_compiled_method_is_a_method():
+def test_a_compiled_method_is_a_method(monkeypatch):
     """What takes the place of torch.compile binds to the object that it is called of."""
-    mending = SimpleNamespace(mending=SimpleNamespace(backend=None))
-    keeper = SimpleNamespace(facts=SimpleNamespace(compiles=0), order=mending)
-    compile = hooks.compile_in_place_of(
-        lambda function, **options: function,
-        keeper,
-        lambda function, *args, **kwargs: function(*args, **kwargs),
-    )
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    keeper = Keeper(Order())
+    compile = hooks.Compiler(keeper).compile
 
     class Model:
         @compile

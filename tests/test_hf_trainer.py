@@ -21,7 +21,7 @@ def script():
 
 @pytest.fixture
 def run(script, tmp_path, monkeypatch):
-    """Trains by main(), on tiny data, in a folder where the Trainer may leave what it likes."""
+    """Returns a function that trains by main() on tiny data, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     for name, value in SMALL.items():
         monkeypatch.setitem(script.orig.MODELS["cpu-demo"], name, value)
@@ -61,7 +61,7 @@ def test_it_leaves_the_same_record(run, tmp_path):
 
 
 def test_its_own_options(run, tmp_path):
-    """Accumulation: the same global batch, in pieces, gives the same losses."""
+    """Accumulation gives the same losses as the same batch at once."""
     configs, losses = [], []
     for name, options in (
         ("whole", ["--per_device_train_batch_size", 4]),
@@ -186,7 +186,7 @@ def test_the_trainer_is_told_of_the_device(script, words):
 
 
 def test_the_tools_can_ask_for_its_configuration(forked_children):
-    """As measure.py does before it starts anything."""
+    """measure.py asks for it before it starts anything."""
     script = str(ROOT / "peers" / "hf_trainer.py")
     (config,) = read_configurations([[script, ["--device", "cpu", "--model", "cpu-demo"]]])
     assert config["context_length"] == 256 and "error" not in config

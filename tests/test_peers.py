@@ -111,7 +111,7 @@ TINY = "--device cpu --model cpu-demo --context-length 16 --batch-size 2 --eval-
 
 @pytest.fixture
 def clones(tmp_path):
-    """By the peers' names, the folders of their stand-ins."""
+    """Returns the folders of the stand-ins by the peers' names."""
     for name, text in TEXTS.items():
         file = tmp_path / name / peers.PEERS[name].file
         file.parent.mkdir(parents=True)
@@ -121,13 +121,13 @@ def clones(tmp_path):
 
 @pytest.fixture
 def importable(monkeypatch):
-    """The clones' files can be imported, without a process that tries."""
+    """Lets the clones' files pass for importable, without a process that tries."""
     monkeypatch.setattr(peers.processes, "answer_of", lambda *_: (0, "", ""))
 
 
 @pytest.fixture
 def setup_for(tmp_path, clones, importable):
-    """A function that returns the study's setup for a command line, with both clones."""
+    """Returns a function that makes the study's setup of a command line, with both clones."""
     yield lambda line="", machine=CPU, options=(): setup_of(
         tmp_path / "results", machine, options, **STUDY.arguments(line) | clones
     )
@@ -136,7 +136,7 @@ def setup_for(tmp_path, clones, importable):
 
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
-    """A function that runs peers/clone.py for a file and options of a small 00."""
+    """Returns a function that runs peers/clone.py for a file and options of a small 00."""
     script = load(ROOT / "peers" / "clone.py")
     baseline = tmp_path / "00_orig.py"
     baseline.write_text(small((ROOT / "00_orig.py").read_text()))
@@ -184,6 +184,12 @@ def test_their_model_trains_with_our_record(
         assert {dtype for dtype, training in seen if not training} == {torch.float32}
 
 
+def test_a_type_that_a_peer_lacks(clone, clones):
+    """It is refused: the figures would be those of another type."""
+    result = clone("--float32", "published", clones["published"] / peers.PEERS["published"].file)
+    assert result.returncode == 2 and "--float32: published computes in no other" in result.stderr
+
+
 def test_gradients_of_nanogpt_are_clipped(clone, clones, monkeypatch):
     norms = []
     clip = torch.nn.utils.clip_grad_norm_
@@ -215,7 +221,7 @@ def test_a_clone_that_cannot_be_used(clones, forked_children, tmp_path, name, ol
 
 
 def test_a_loop_that_is_called_in_another_way(clone, clones):
-    """Model and optimizer are taken from that call."""
+    """It is refused: model and optimizer are taken from that call."""
     file = clones["published"] / peers.PEERS["published"].file
     file.write_text(
         file.read_text().replace("model=model, train_loader", "net=model, train_loader")
@@ -245,7 +251,7 @@ def test_bad_input(tmp_path, clones, setup_for):
 
 
 def test_runs_on_a_cpu(setup_for):
-    """Each with huge pages and without, compared to nanoGPT with as large pages."""
+    """Each runs with huge pages and without, compared to nanoGPT with pages of the same size."""
     (plan,) = STUDY.plans(setup_for("--dropout 0.1"))
     plain, huge = plan.runs[:6], plan.runs[6:]
     assert [run.label for run in plain] == [
@@ -323,8 +329,8 @@ def test_nanogpt_in_float32_is_compiled_for_itself(setup_for):
 
 
 def grow(setup, fits) -> list[list[str]]:
-    """The names of the runs of each plan, where `fits` tells by a run's name and batch size its
-    GB, or None where that is too much."""
+    """Returns the names of the runs of each plan; `fits` tells the GB of a run by its name and
+    batch size, or None where that is too much."""
 
     def runs_of(plan):
         runs = []
@@ -343,7 +349,7 @@ def grow(setup, fits) -> list[list[str]]:
 
 
 def test_the_largest_batch_on_a_gpu(setup_for):
-    """Of nanoGPT 32, since 64 doesn't fit; that is no failure."""
+    """The one of nanoGPT is 32, since 64 doesn't fit, which is no failure."""
     setup = setup_for("--largest", MACHINE)
     first, second, last = grow(
         setup, lambda name, batch: None if (name, batch) == ("nanogpt", 64) else 10.0
@@ -367,7 +373,7 @@ def test_a_program_that_never_fits_keeps_the_first_batch(setup_for):
 
 
 def test_the_largest_batch_on_a_cpu(setup_for):
-    """What by its memory at half the size would need more than half of the RAM isn't tried."""
+    """A size isn't tried that would need more than half of the RAM, by the memory at half of it."""
     setup = setup_for("--largest", CPU)  # 8 GB
     *_, last = grow(setup, lambda name, batch: (0.1 if name.startswith("01") else 0.2) * batch)
     assert last[0] == "nanogpt-batch-16" and last[4] == "01_opt_single_gpu-batch-32"
@@ -494,7 +500,7 @@ def test_nothing_measured_has_no_picture(setup_for):
 
 @pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 2), ("float32", 4)])
 def test_the_limit_of_01(setup_for, dtype, size):
-    """Of matmuls at 8 TFLOP/s, and of logits and AdamW at 1 GB/s."""
+    """It is the time of matmuls at 8 TFLOP/s, and of logits and AdamW at 1 GB/s."""
     (plan,) = STUDY.plans(setup_for())
     config = dict(dtype=dtype, matmul_precision="highest", flops_per_token=16e9)
     config |= dict(vocab_size=600_000, parameters=4_571_428)

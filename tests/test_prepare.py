@@ -45,7 +45,7 @@ def check(out) -> dict:
 
 
 def test_no_network(tmp_path):
-    """The standard library's own text as bytes, as many tokens as the book has, always the same."""
+    """The tokens are the bytes of Python's standard library, as many as the book has."""
     result = prepare(tmp_path)
     assert result.returncode == 0, result.stderr
     said, *figures = result.stdout.splitlines()
@@ -59,7 +59,7 @@ def test_no_network(tmp_path):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    """Nothing else is done or said: no folder, no network."""
+    """Nothing else is done: no folder is made, and the network isn't asked."""
     result = prepare(tmp_path / "out", PREPARE, tmp_path / "nosuch.txt")
     assert result.returncode == 1 and "nosuch.txt" in result.stderr
     assert len(result.stderr.splitlines()) == 1 and not result.stdout
@@ -67,7 +67,7 @@ def test_a_file_that_is_not_there(tmp_path):
 
 
 def test_download_is_checked(tmp_path, monkeypatch):
-    """Gutenberg's marks are cut off; a page that isn't the book, or half of it, is not taken."""
+    """Gutenberg's marks are cut off; another page, or half of the book, is refused."""
     script = load(PREPARE)
     book = "Dorothea " * 200_000
     start, end = (f"{mark} MIDDLEMARCH ***\n" for mark in script.BOOK_MARKS)
@@ -82,7 +82,7 @@ def test_download_is_checked(tmp_path, monkeypatch):
 
 
 def answers(script, monkeypatch, *replies) -> list:
-    """Has the web reply so, the last one again and again; returns the addresses that are asked."""
+    """Lets the web give these replies, the last one again and again; returns what it is asked."""
     asked, left = [], [*replies]
 
     def urlopen(url, timeout):
@@ -116,7 +116,7 @@ def test_an_endless_answer_is_refused(monkeypatch, piece, error):
     ],
 )
 def test_a_server_that_fails_is_asked_again(monkeypatch, failure):
-    """Unless nothing answers there."""
+    """It isn't, where nothing answers at all."""
     script = load(PREPARE)
     right = b"right".__eq__
     asked, web = answers(script, monkeypatch, failure, b"right"), script.Web()
@@ -163,7 +163,7 @@ def blocks_of(text: str) -> list[str]:
 
 
 def test_pieces_are_encoded_as_the_whole():
-    """With a tokenizer that splits as GPT-2's does and merges what a wrong cut would part."""
+    """The tokenizer splits as GPT-2's does, and merges what a wrong cut would part."""
     script = load(PREPARE)
     merges = [b"\n\n", b"  ", b" \n", b"\n ", b" a", b"ab", b"\n\n\n", b"    "]
     ranks = {bytes([i]): i for i in range(256)} | {merge: 256 + i for i, merge in enumerate(merges)}
@@ -188,7 +188,7 @@ def test_pieces_are_encoded_as_the_whole():
 
 @pytest.mark.parametrize(("others", "lines"), [([], 0), (["b.txt"], 0), (["./a.txt"], 1)])
 def test_a_file_that_is_named_twice(script, tmp_path, monkeypatch, capsys, others, lines):
-    """The end of the whole text, which is for validation, is then trained on as well."""
+    """It is told, since the text for validation would be trained on, too."""
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("Some words. " * 99)
     monkeypatch.chdir(tmp_path)
@@ -196,8 +196,16 @@ def test_a_file_that_is_named_twice(script, tmp_path, monkeypatch, capsys, other
     assert capsys.readouterr().out.count("a.txt is named twice: ") == lines
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "A.JSONL", "a.JsonL.gz"])
+def test_a_name_tells_json_lines(script, tmp_path, name):
+    """It does where the content doesn't, as with a quotation mark in the first key."""
+    path = tmp_path / name
+    path.write_text('{"a\\"b": 1, "text": "x"}\n')
+    assert script.kind_of(str(path)) == "json"
+
+
 def test_a_look_at_a_file_is_no_progress(script, tmp_path, monkeypatch):
-    """On a terminal the percentage begins when the text is read."""
+    """The percentage on a terminal begins when the text is read."""
     (tmp_path / "a").write_text("text\n" * 99)
     terminal = io.StringIO()
     terminal.isatty = lambda: True
@@ -208,7 +216,7 @@ def test_a_look_at_a_file_is_no_progress(script, tmp_path, monkeypatch):
 
 
 def test_the_percentage_is_shown_some_times_a_second(script, monkeypatch):
-    """However small the blocks are that are read."""
+    """It isn't shown for each block, however small blocks are."""
     times = iter(np.arange(0, 10, 0.001))
     clock = SimpleNamespace(monotonic=lambda: next(times))
     monkeypatch.setattr(script, "time", clock)
@@ -257,7 +265,7 @@ JOINED = [id for document in DOCUMENTS for id in [50256, *document.encode()]][1:
 
 @pytest.fixture
 def script(monkeypatch):
-    """It has GPT-2's tokenizer without any merged words: bytes, and one special token."""
+    """Returns prepare.py with a tokenizer of bytes and one special token in place of GPT-2's."""
     script = load(PREPARE)
     tokenizer = tiktoken.Encoding(
         "gpt2",
@@ -332,7 +340,7 @@ def test_archives_and_documents(script, tmp_path, monkeypatch, capsys, form, pac
 
 
 def test_tokens_that_a_run_has_mapped_stay(script, tmp_path):
-    """Where it mapped a file, one that is emptied in place would end it with a bus error."""
+    """A run that has mapped a file would end with a bus error if that were emptied in place."""
     long, short, out = tmp_path / "long", tmp_path / "short", tmp_path / "out"
     long.write_text("a long text\n" * 99)
     short.write_text("short\n" * 9)
@@ -360,7 +368,7 @@ def test_parquet(script, tmp_path, strings):
 
 
 def test_memory_stays_small(script, tmp_path):
-    """Whatever reads a file holds little of it at a time: of 16 MB less than 8."""
+    """A reader holds a part of a file at a time: of 16 MB less than 8."""
     data = np.random.default_rng(0).integers(97, 123, 2**24, np.uint8).tobytes()
     path, progress = tmp_path / "a", script.Progress(len(data))
     for pack in (bytes, zstandard.compress, lambda data: gzip.compress(data, 1)):
@@ -400,7 +408,7 @@ def test_a_text_that_only_begins_like_json(script, tmp_path, text):
 
 
 def test_byte_order_marks_are_no_text(script, tmp_path):
-    """At the beginning of a file, and where files were put together."""
+    """They are left out at the beginning of a file, and where files were put together."""
     one, two = (codecs.BOM_UTF8 + text for text in (b"one\n" * 9, b"two\n" * 9))
     paths = [tmp_path / name for name in ("1", "2", "3")]
     for path, content in zip(paths, (one, two, two + one), strict=True):
@@ -412,7 +420,7 @@ def test_byte_order_marks_are_no_text(script, tmp_path):
 
 
 def test_it_is_cut_at_the_end_of_a_text():
-    """But not at the line break before it, where white space may be one token with it."""
+    """It isn't cut at the line break before that, which may be one token with white space."""
     script = load(PREPARE)
     for text, cut in (
         (f"a\nb{END}c", 3),
@@ -455,7 +463,7 @@ def file(name: str, content: bytes):
 
 
 def archive(kind, add: str) -> bytes:
-    """One file in an archive that zipfile or tarfile writes."""
+    """Returns an archive of zipfile or tarfile that holds one file."""
     data = io.BytesIO()
     with kind(data) as files:
         getattr(files, add)(PREPARE, "a.txt")
@@ -538,7 +546,7 @@ TOKENS = np.array(IDS, "<u2").tobytes()
     ],
 )
 def test_what_is_refused(script, tmp_path, files, says):
-    """In one line; what was there is still whole."""
+    """One line says why, and the files that were there stay whole."""
     given, out = tmp_path / "given", tmp_path / "out"
     given.mkdir()
     ids_of(script, out, *file("good.txt", b"good text\n" * 50)(tmp_path))
@@ -557,7 +565,7 @@ def test_a_missing_package_is_named(script, tmp_path, monkeypatch):
 
 
 def test_it_is_trained_on(script, bench, tmp_path, monkeypatch):
-    """What is made is what the scripts read."""
+    """A script trains on the files that prepare.py writes."""
     path, bench.data = tmp_path / "a.jsonl", tmp_path / "out"
     path.write_bytes(json_lines(*DOCUMENTS))
     script.prepare([str(path)], bench.data)

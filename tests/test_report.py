@@ -57,7 +57,7 @@ from gpt_speed import children
 from gpt_speed.audit.checks import CANT_TELL, LACKS
 from gpt_speed.audit.render import techniques_table
 from gpt_speed.common import UserError
-from gpt_speed.machine import ram_gb
+from gpt_speed.machine import ram_bytes
 from gpt_speed.tables import Table, markdown, num_col, text_col
 from patches import stack
 
@@ -642,10 +642,10 @@ def test_damaged_pieces(reports, capsys):
 def test_a_container_has_less_memory(tmp_path):
     """Without a limit, or with a larger one, it is the machine's."""
     file = tmp_path / "memory.max"
-    whole = ram_gb(file)
-    for limit, gb in (("max", whole), (2**20, 2**20 / 1024**3), (2**62, whole)):
+    whole = ram_bytes(file)
+    for limit, size in (("max", whole), (2**20, 2**20), (2**62, whole)):
         file.write_text(f"{limit}\n")
-        assert ram_gb(file) == gb
+        assert ram_bytes(file) == size
 
 
 # ---- The tables inside the pages ---------------------------------------------------------------

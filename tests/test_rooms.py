@@ -38,6 +38,7 @@ ORDER = {
         "gains",
         "memory",
         "counting",
+        "pytorch",
         "children",
         "numeric",
         "machine",

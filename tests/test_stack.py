@@ -46,7 +46,7 @@ def test_series_leads_from_script_to_script():
 
 @pytest.mark.skipif(not shutil.which("git"), reason="git isn't installed")
 def test_git_applies_the_patches(tmp_path):
-    """Those of 00, 01 and 02, in a clean checkout; with the same result."""
+    """`git apply` makes the scripts that stack.py makes, in a clean checkout."""
     scripts = stack.rebuild_all(ROOT)
     for patch in [PATCHES[0], PATCHES[-1], *VARIANTS]:
         for name in (FIRST, LAST, DDP):
@@ -96,7 +96,7 @@ def patch_of(file: str, base: str, before: bytes, after: bytes) -> bytes:
 
 
 class Tree:
-    """The stack in a folder, and stack.py's commands on it."""
+    """Runs stack.py's commands on a stack in a folder."""
 
     def __init__(self, root: Path, capsys):
         self.root, self.capsys = root, capsys
@@ -240,7 +240,7 @@ def test_edit_of_the_real_00_there_and_back(tree):
     ],
 )
 def test_edit_reaches_all_that_builds_on_it(tree, file, into, patches, holders):
-    """And nothing else."""
+    """Scripts that don't build on the edited one stay as they are."""
     tree.does("write")
     before = tree.files()
     tree.edit(file, "line 5\n", "edited\n")
@@ -282,7 +282,7 @@ def test_edit_of_01_goes_into_the_patch_of_that_line(tree):
     ],
 )
 def test_words_of_a_line_are_merged(mine, edit, both):
-    """By `refresh`; where scripts are composed a line stays a line."""
+    """`refresh` does so; where scripts are composed, a line is never split."""
     base, ours, theirs = (
         f"one\n{line}\nthree\n".encode() for line in ("alpha(a, c=1)", mine, edit)
     )
@@ -297,7 +297,7 @@ def test_words_of_a_line_are_merged(mine, edit, both):
 
 
 def test_a_conflict_says_what_to_type(tree):
-    """And that leads to its end."""
+    """Whoever types it carries the edit into all scripts."""
     tree.edit(FIRST, "line 5\n", "edited\n")
     tree.edit(FIRST, "line 20\n", "other\n")
     code, _, error = tree.run("refresh", FIRST)
@@ -458,7 +458,7 @@ def test_what_isnt_python_is_refused(tree, line):
 
 @pytest.mark.parametrize("line", ["line 5\n", "line 12\n", "line 50\n"])
 def test_an_edited_00_is_named(tree, line):
-    """Not the patches that no longer fit it; so in a study that is resumed, too."""
+    """The error doesn't name the patches that no longer fit; nor does a study that is resumed."""
     tree.edit(FIRST, f"# {line}", "# edited\n# twice\n")
     tree.refuses("verify", says=f"{FIRST} is edited: `python patches/stack.py refresh {FIRST}`")
     with pytest.raises(stack.StackError, match=f"^{FIRST} is edited"):
@@ -474,6 +474,19 @@ def test_all_files_are_written_or_none(tmp_path):
         "first": b"old",
         "file": b"not a folder",
     }
+
+
+def test_an_interrupt_is_raised_where_a_write_fails():
+    """It isn't lost with the error that comes after it."""
+
+    def interrupted() -> None:
+        signal.raise_signal(signal.SIGINT)
+        raise OSError("the disk is full")
+
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), stack.interrupts_delayed():
+        interrupted()
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_renaming_is_not_interrupted(tmp_path, monkeypatch):
@@ -568,7 +581,7 @@ CONFLICTS_WITH_02 = {
 
 @pytest.fixture
 def made_once(monkeypatch):
-    """The scripts, however often one is composed."""
+    """Scripts are made once, however often one is composed."""
     for function in ("rebuild_all", "load_variants"):
         monkeypatch.setattr(stack, function, cache(getattr(stack, function)))
 
@@ -681,6 +694,13 @@ def test_a_file_that_exists_is_kept(tmp_path, capsys):
     assert "exists: nothing" in capsys.readouterr().err and own.read_text() == "kept\n"
 
 
+def test_variants_that_make_no_python_together(monkeypatch):
+    """It is a conflict, also where a check of packages is added, for which the script is parsed."""
+    monkeypatch.setattr(stack, "merge", lambda *_: b"def half(:\n")
+    with pytest.raises(stack.Conflict, match="^init-gpt2 don't go together: .* isn't Python"):
+        stack.compose(["init-gpt2"])
+
+
 @pytest.mark.parametrize("name", ["profile.py", "random.py", "tiktoken.py", "torch.py"])
 def test_a_name_that_hides_a_module_is_refused(tmp_path, capsys, name):
     assert stack.main(["compose", "profile", "--out", str(tmp_path / name)]) == 1
@@ -689,7 +709,7 @@ def test_a_name_that_hides_a_module_is_refused(tmp_path, capsys, name):
 
 
 def test_a_missing_package_is_named_in_one_line(tmp_path, capsys, monkeypatch):
-    """By `compose`, and by a script that was composed elsewhere."""
+    """`compose` names it, and so does a script that was composed elsewhere."""
     own = tmp_path / "own.py"
     monkeypatch.setattr(stack, "find_spec", lambda name: None)
     assert (
@@ -736,7 +756,7 @@ def test_refused(names, says):
 
 
 def test_lines_that_both_sides_add_are_joined():
-    """Among imports and fields; a field that both change, and any other place, is a conflict."""
+    """Imports and fields are; a field that both change, and any other place, is a conflict."""
     base = b"import a\nimport b\nclass Config:\n    x: int = 1\ndef f():\n    return 1\n"
     ours = base.replace(b"import b", b"import c").replace(b"= 1\n", b"= 1\n    y: int = 2\n")
     theirs = base.replace(b"import b\n", b"import b\nimport d\n").replace(
@@ -772,8 +792,8 @@ def test_equal_lines_are_not_joined():
 
 
 def test_a_run_of_several_variants():
-    """Each part with the first of the options that it measures, or all with options of one's own;
-    it is the script that `compose` writes."""
+    """Each variant has the first of the options that it is measured with, unless there are others
+    for all of them; the script is the one that `compose` writes."""
     scripts, name = Scripts(), "data-workers+memory-checkpoint+optimizer-adafactor"
     base, *runs = scripts.with_variants(
         scripts.stage("01"), dict(gpus=0), names=[name, f"{name} --workers 4"]
@@ -789,7 +809,7 @@ def test_a_run_of_several_variants():
 
 
 def test_contributings_clipping_is_of_all_gradients_with_muon_too(tmp_path):
-    """Its example, joined with a variant whose optimizer has several groups."""
+    """CONTRIBUTING's example is joined with a variant whose optimizer has several groups."""
     example = (ROOT / "CONTRIBUTING.md").read_text().split("     loss.backward()\n")[1]
     added = "".join(line[1:] + "\n" for line in example.splitlines() if line.startswith("+    "))
     assert added.count("\n") == 2

@@ -41,6 +41,7 @@ def this_machine() -> Machine:
     if gpu:
         device, name, driver, capability = "cuda", gpu.name, driver_version(), gpu.capability
     dtype, dtype_reason = best_dtype()
+    ram = machine.ram_bytes()
     return Machine(
         device=device,
         gpus=gpu_count(),
@@ -55,7 +56,7 @@ def this_machine() -> Machine:
         driver=driver,
         capability=capability,
         cuda=build.cuda,
-        ram_gb=machine.ram_gb(),
+        ram_gb=ram / 1024**3 if ram else None,
         dtype=dtype,
         dtype_reason=dtype_reason,
         gpu_needs=environment.gpu_needs(build, gpu, cuda_error()),

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
 from typing import NamedTuple
@@ -98,54 +99,48 @@ def attentions_by_hand(
     last: Op, training: Collection[Op], weights: dict[Op, Tensor]
 ) -> list[Attention]:
     """Returns the attention whose last matmul this is, one at most."""
-    for probabilities, value in permutations(last.inputs[-2:]):
-        candidate = Candidate(last, probabilities, training, weights)
-        if candidate.scores_matmul:
-            return [candidate.attention(value)]
+    for tensor, value in permutations(last.inputs[-2:]):
+        call = call_by_hand(last, Probabilities(tensor, weights), training)
+        if call:
+            return [call.attention(value)]
     return []
 
 
-class Candidate:
-    r"""A matmul that may be the last one of attention by hand, and that one of its inputs which
-    would be the probabilities. It is attention if there is a `scores_matmul`.
+def call_by_hand(
+    last: Op, probabilities: "Probabilities", training: Collection[Op]
+) -> "CallByHand | None":
+    """Returns the call whose last matmul reads these probabilities; None where they aren't the
+    softmax of a matmul of two activations. In linear attention there is none: keys are normalized
+    before they are multiplied."""
+    softmax = probabilities.softmax
+    if not softmax:
+        return None
+    before = {*walk(softmax.inputs, probabilities.is_boundary)}
+    for op in training:
+        if op in before and makes_sums(op) and op not in probabilities.weights:
+            path = {*probabilities.after_softmax, *before}
+            return CallByHand(op, followers(op, path, training), softmax, last)
+    return None
 
-         query   key
-             \   /
-         scores_matmul
-               |         scaling, masks
-            softmax
-               |         dropout
-         probabilities   value
-                     \   /
-                      last
-    """
 
-    def __init__(
-        self,
-        last: Op,
-        probabilities: Tensor,
-        training: Collection[Op],
-        weights: dict[Op, Tensor],
-    ):
-        self.last, self.probabilities = last, probabilities
-        self.training, self.weights = training, weights
-        self.size = probabilities.shape[-2:]  # tokens that ask, tokens that are asked
-        self.count = math.prod(probabilities.shape)
+def followers(first: Op, path: set[Op], training: Collection[Op]) -> list[Op]:
+    """Returns the operators on a path that read what the first one makes, or what other followers
+    make, in order."""
+    ops, storages = [], {*first.writes}
+    for op in training:
+        if op in path and op.reads & storages:
+            ops.append(op)
+            storages |= op.writes
+    return ops
 
-    def attention(self, value: Tensor) -> Attention:
-        """Returns the call, which `scores_matmul` says that it is."""
-        is_native = self.softmax.name == SAFE_SOFTMAX
-        masks = self.masks()
-        has_triangle = any(op.base_name in TRIANGULAR for op in self.between)
-        return Attention(
-            [self.scores_matmul, *self.between, self.last],
-            [*self.scores_matmul.inputs[-2:], value],
-            masks,
-            by_hand=not is_native,
-            causal=is_native and not masks or has_triangle,
-            kernel=MATH if is_native else "",
-            inexpressible=self.inexpressible(),
-        )
+
+class Probabilities:
+    """One input of a matmul, which may be attention's probabilities: then a softmax made it."""
+
+    def __init__(self, tensor: Tensor, weights: dict[Op, Tensor]):
+        self.tensor, self.weights = tensor, weights
+        self.size = tensor.shape[-2:]  # tokens that ask, tokens that are asked
+        self.count = math.prod(tensor.shape)
 
     @cached_property
     def after_softmax(self) -> list[Op]:
@@ -162,7 +157,7 @@ class Candidate:
                 self.is_boundary(op) and op.outputs[0].shape[-2:] != self.size
             )
 
-        return [*walk([self.probabilities], is_end)]
+        return [*walk([self.tensor], is_end)]
 
     @cached_property
     def softmax(self) -> Op | None:
@@ -177,37 +172,79 @@ class Candidate:
                 return op
         return None
 
-    @cached_property
-    def path(self) -> set[Op]:
-        """The operators from the nearest matmuls, these included, to the probabilities."""
-        return {*self.after_softmax, *walk(self.softmax.inputs, self.is_boundary)}
+    def is_boundary(self, op: Op) -> bool:
+        """Tells whether an operator is a matmul that no path from scores to probabilities leads
+        through."""
+        return op.is_matmul and not self.mixes_heads(op)
 
-    @cached_property
-    def scores_matmul(self) -> Op | None:
-        """The first matmul of two activations among those that the softmax depends on:
+    def mixes_heads(self, op: Op) -> bool:
+        """Tells whether a matmul makes each head's scores, or probabilities, of those of all heads,
+        by a weight; B: batch, H: heads, T: tokens:
 
-        query, key ─> scores_matmul ─> ... ─> softmax
-
-        In linear attention there is none: keys are normalized before they are multiplied.
+            scores (B, T, T, H) ─> op, weight (H, H) ─> scores (B, T, T, H)
         """
-        if not self.softmax:
-            return None
-        before = {*walk(self.softmax.inputs, self.is_boundary)}
-        matmuls = (op for op in self.training if makes_sums(op) and op not in self.weights)
-        return next((op for op in matmuls if op in before), None)
+        if op not in self.weights:
+            return False
+        heads = self.weights[op].whole_shape[:2]
+        has_so_many = max(heads) * math.prod(self.size) <= self.count
+        return has_so_many and self.touches_scores(op) and not self.other_sizes.isdisjoint(heads)
+
+    def touches_scores(self, op: Op) -> bool:
+        """Tells whether an operator makes scores, or reads what was made as such."""
+        makers = [op, *(tensor.maker for tensor in op.inputs if tensor.maker)]
+        return any(self.is_of_scores(maker.outputs[0].shape) for maker in makers)
 
     @cached_property
-    def between(self) -> list[Op]:
-        """The operators that make the probabilities out of the scores, in order:
+    def other_sizes(self) -> set[int]:
+        """The sizes of what a softmax makes, without the tokens': one is the number of heads."""
+        softmaxes = walk([self.tensor], lambda op: op.name in SOFTMAXES)
+        shapes = [op.outputs[0].shape for op in softmaxes if op.name in SOFTMAXES]
+        return {
+            size
+            for shape in shapes
+            if self.is_of_scores(shape)
+            for size in Counter(shape) - Counter(self.size)
+        }
 
-        scores_matmul ─> between ─> probabilities
-        """
-        ops, storages = [], {*self.scores_matmul.writes}
-        for op in self.training:
-            if op in self.path and op.reads & storages:
-                ops.append(op)
-                storages |= op.writes
-        return ops
+    def is_of_scores(self, shape: list[int]) -> bool:
+        """Tells whether a shape is that of the scores, in any order of the dimensions."""
+        return math.prod(shape) == self.count and not Counter(self.size) - Counter(shape)
+
+
+@dataclass(frozen=True)
+class CallByHand:
+    r"""Attention by several operators.
+
+    query   key
+        \   /
+    scores_matmul
+          |         scaling, masks
+       softmax
+          |         dropout
+    probabilities   value
+                \   /
+                 last
+    """
+
+    scores_matmul: Op
+    between: list[Op]  # those that make the probabilities out of the scores, in order
+    softmax: Op
+    last: Op
+
+    def attention(self, value: Tensor) -> Attention:
+        """Returns the call, by the values that the probabilities are multiplied by."""
+        is_native = self.softmax.name == SAFE_SOFTMAX
+        masks = self.masks()
+        has_triangle = any(op.base_name in TRIANGULAR for op in self.between)
+        return Attention(
+            [self.scores_matmul, *self.between, self.last],
+            [*self.scores_matmul.inputs[-2:], value],
+            masks,
+            by_hand=not is_native,
+            causal=is_native and not masks or has_triangle,
+            kernel=MATH if is_native else "",
+            inexpressible=self.inexpressible(),
+        )
 
     @cached_property
     def storages(self) -> set[int]:
@@ -249,44 +286,6 @@ class Candidate:
             if not is_expressible(op, self.storages):
                 return "a matmul" if op.is_matmul else op.name
         return ""
-
-    def is_boundary(self, op: Op) -> bool:
-        """Tells whether an operator is a matmul that no path from scores to probabilities leads
-        through."""
-        return op.is_matmul and not self.mixes_heads(op)
-
-    def mixes_heads(self, op: Op) -> bool:
-        """Tells whether a matmul makes each head's scores, or probabilities, of those of all heads,
-        by a weight; B: batch, H: heads, T: tokens:
-
-            scores (B, T, T, H) ─> op, weight (H, H) ─> scores (B, T, T, H)
-        """
-        if op not in self.weights:
-            return False
-        heads = self.weights[op].older["shape"][:2]
-        has_so_many = max(heads) * math.prod(self.size) <= self.count
-        return has_so_many and self.touches_scores(op) and not self.other_sizes.isdisjoint(heads)
-
-    def touches_scores(self, op: Op) -> bool:
-        """Tells whether an operator makes scores, or reads what was made as such."""
-        makers = [op, *(tensor.maker for tensor in op.inputs if tensor.maker)]
-        return any(self.is_of_scores(maker.outputs[0].shape) for maker in makers)
-
-    @cached_property
-    def other_sizes(self) -> set[int]:
-        """The sizes of what a softmax makes, without the tokens': one is the number of heads."""
-        softmaxes = walk([self.probabilities], lambda op: op.name in SOFTMAXES)
-        shapes = [op.outputs[0].shape for op in softmaxes if op.name in SOFTMAXES]
-        return {
-            size
-            for shape in shapes
-            if self.is_of_scores(shape)
-            for size in Counter(shape) - Counter(self.size)
-        }
-
-    def is_of_scores(self, shape: list[int]) -> bool:
-        """Tells whether a shape is that of the scores, in any order of the dimensions."""
-        return math.prod(shape) == self.count and not Counter(self.size) - Counter(shape)
 
 
 def is_mask(op: Op, term: Tensor) -> bool:

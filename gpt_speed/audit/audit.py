@@ -13,7 +13,7 @@ from gpt_speed.audit.checks import NO_GAIN, Finding, check
 from gpt_speed.audit.notes import notes_of
 from gpt_speed.audit.other_gpus import LargerBatch, on_other_gpus
 from gpt_speed.audit.render import saves_most_pages, summary
-from gpt_speed.audit.run import audit, watch
+from gpt_speed.audit.run import timed_and_watched, watched_run
 from gpt_speed.audit.step import Step
 from gpt_speed.cards import PEAK_FLOPS
 from gpt_speed.common import UserError
@@ -49,18 +49,19 @@ def audit_of(
     batch_option: str,
 ) -> dict | None:
     """Runs a command and returns an audit of it, as result_of; None in a rank of torchrun that
-    isn't the first. `python` is the name of the one that runs it, or ""; `minutes` is the limit of
-    each run; `batch_option` is the command's for the batch size, or "". Raises UserError."""
+    isn't the first. `python` is the Python that runs the command, or "" for the usual one; each run
+    takes so many `minutes` at most. With `batch_option`, the command's own option for the batch
+    size, it runs a third time, at twice that size. Raises UserError."""
     doubled = None
     if batch_option:
         doubled = with_twice_the_batch(command, batch_option, bool(cards))
     python = usable_python(python)
-    timed, watched = audit(command, minutes, python)
+    timed, watched = timed_and_watched(command, minutes, python)
     if int(os.environ.get("RANK") or 0):
         return None
     reports, larger = Reports(timed, watched, machine_of(python, timed)), None
     if doubled:
-        watched_again = watch(doubled.command, timed, minutes, python)
+        watched_again = watched_run(doubled.command, timed, minutes, python)
         again = Reports(timed, watched_again, reports.machine)
         larger = LargerBatch(doubled.batch, again.step())
     return result_of(command, reports, sessions, cards, larger)
@@ -76,27 +77,46 @@ class Doubled(NamedTuple):
 def with_twice_the_batch(command: list[str], option: str, has_cards: bool) -> Doubled:
     """Returns a command with twice the value of the option for the batch size, by its name without
     dashes. Raises UserError."""
+    check_batch_option(has_cards)
+    name = option.lstrip("-")
+    batch_size = batch_size_in(command, name)
+    if not batch_size:
+        raise UserError(
+            f"--batch-option {option}: the script's command has no {name} with a number", 2
+        )
+    twice = 2 * batch_size.value
+    words = [*command]
+    words[batch_size.place] = f"{batch_size.before}{twice}"
+    return Doubled(words, twice)
+
+
+def check_batch_option(has_cards: bool) -> None:
+    """Raises UserError where --batch-option can't be used."""
     if not has_cards:
         raise UserError("--batch-option is for --gpu, which tells the memory at two batch sizes", 2)
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise UserError("--batch-option is for one process: leave out torchrun", 2)
-    name = option.lstrip("-")
+
+
+class BatchSize(NamedTuple):
+    """The batch size in a command: the word at this place is `before` and the value."""
+
+    place: int
+    before: str  # "--batch=", or "" where the value is a word of its own
+    value: int
+
+
+def batch_size_in(command: list[str], name: str) -> BatchSize | None:
+    """Returns the value of a command's option, as in "--batch=8", "--batch 8" or "batch=8"."""
     for index, (word, following) in enumerate(pairwise([*command, ""])):
         key, sign, value = word.partition("=")
         if key.lstrip("-") != name:
             continue
         if value.isdecimal():
-            return doubled_at(command, index, value, before=f"{key}=")
+            return BatchSize(index, f"{key}=", int(value))
         if not sign and following.isdecimal():
-            return doubled_at(command, index + 1, following)
-    raise UserError(f"--batch-option {option}: the script's command has no {name} with a number", 2)
-
-
-def doubled_at(command: list[str], index: int, value: str, before: str = "") -> Doubled:
-    """Returns a command with twice the value in the word of this index, where it stands behind
-    `before`."""
-    batch = 2 * int(value)
-    return Doubled([*command[:index], f"{before}{batch}", *command[index + 1 :]], batch)
+            return BatchSize(index + 1, "", int(following))
+    return None
 
 
 def machine_of(python: str, timed: dict) -> dict:
@@ -201,15 +221,8 @@ def gain_here(patch: str, finding: Finding, gain: float | None, device: str) -> 
 
 def figures_of(step: Step, timed: dict, machine: dict) -> dict:
     """Returns the step's seconds, tokens, FLOPs and shares, and the memory in bytes."""
-    times, seconds = timed["seconds"], median(timed["seconds"])
-    indices = [tensor for op in step.lookups for tensor in op.passed("indices")]
-    tokens = sum(math.prod(tensor.shape) for tensor in indices)
-    flops, rates = step.flops.total(), machine.get("rates", {})
-    peak = PEAK_FLOPS.get(machine["name"])
-    rate = peak or rates.get(step.precision(step.type)) or rates.get("float32")
-    shares: dict[str, float] = defaultdict(float)
-    for op, kind in step.kinds.items():
-        shares[NAMES.get(kind, kind)] += op.seconds / step.seconds
+    times = timed["seconds"]
+    seconds, tokens = median(times), tokens_of(step)
     return dict(
         seconds=seconds,
         fastest=min(times),
@@ -217,12 +230,36 @@ def figures_of(step: Step, timed: dict, machine: dict) -> dict:
         steps=len(times),
         tokens=tokens,
         tok_per_sec=tokens / seconds,
+        **work_figures(step, seconds, machine),
+        memory=timed["memory"],
+        memory_total=machine["memory_total"],
+        shares=shares_of(step),
+    )
+
+
+def tokens_of(step: Step) -> int:
+    """Returns how many tokens a step reads."""
+    return sum(math.prod(index.shape) for op in step.lookups for index in op.passed("indices"))
+
+
+def work_figures(step: Step, seconds: float, machine: dict) -> dict:
+    """Returns the FLOPs of a step that takes so many seconds, and their share of what matmuls of
+    its type reach: by the datasheet, or as it was measured on a machine that has none."""
+    flops, rates = step.flops.total(), machine.get("rates", {})
+    peak = PEAK_FLOPS.get(machine["name"])
+    rate = peak or rates.get(step.precision(step.type), rates.get("float32"))
+    return dict(
         flops=flops,
         type=step.type,
         rate=rate,
-        share_of_rate=rate and flops / seconds / rate,
-        mfu=bool(peak),
-        memory=timed["memory"],
-        memory_total=machine["memory_total"],
-        shares=dict(sorted(shares.items(), key=lambda item: -item[1])),
+        share_of_rate=flops / seconds / rate,
+        mfu=peak is not None,
     )
+
+
+def shares_of(step: Step) -> dict[str, float]:
+    """Returns the shares of a step's time, the largest one first."""
+    shares: dict[str, float] = defaultdict(float)
+    for op, kind in step.kinds.items():
+        shares[NAMES.get(kind, kind)] += op.seconds / step.seconds
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))

@@ -31,16 +31,16 @@ def notes_of_masks(step: Step) -> list[str]:
     under_budget = [op for op in drawn if op.compiled and budget < 1]
     lines = []
     if in_checkpoint:
+        dropout = "dropout in activation checkpointing with preserve_rng_state=False"
         lines.append(
-            f"dropout in activation checkpointing with preserve_rng_state=False,"
-            f" {places_of(in_checkpoint)}: its masks differ in the backward pass, so that gradients"
-            " are wrong. `gpt-speed gradients` tells which"
+            f"{with_places(dropout, in_checkpoint)}: its masks differ in the backward pass, so that"
+            " gradients are wrong. `gpt-speed gradients` tells which"
         )
     if under_budget:
+        dropout = f"dropout under torch.compile's activation_memory_budget of {budget:g}"
         lines.append(
-            f"dropout under torch.compile's activation_memory_budget of {budget:g},"
-            f" {places_of(under_budget)}: where the backward pass computes it again, its masks"
-            " differ, and gradients are wrong. `gpt-speed gradients` tells which"
+            f"{with_places(dropout, under_budget)}: where the backward pass computes it again, its"
+            " masks differ, and gradients are wrong. `gpt-speed gradients` tells which"
         )
     return lines
 
@@ -57,10 +57,11 @@ def note_of_bfloat16(step: Step) -> str:
     )
 
 
-def places_of(ops: list[Op]) -> str:
-    """Writes the three lines that have most of some operators."""
+def with_places(words: str, ops: list[Op]) -> str:
+    """Writes words, then the three lines of the script that have most of some operators; none of
+    what only libraries call."""
     places = Counter(op.place for op in ops if op.place).most_common(3)
-    return ", ".join(place for place, _ in places)
+    return ", ".join([words, *(place for place, _ in places)])
 
 
 def note_of_values_read(step: Step) -> str:
@@ -75,10 +76,8 @@ def note_of_values_read(step: Step) -> str:
     ]
     if not reads:
         return ""
-    return (
-        f"{counted(len(reads), 'value')} read back from tensors in a step, as .item() does,"
-        f" {places_of(reads)}: on a GPU the program waits for each"
-    )
+    values = f"{counted(len(reads), 'value')} read back from tensors in a step, as .item() does"
+    return f"{with_places(values, reads)}: on a GPU the program waits for each"
 
 
 def note_of_reductions(step: Step) -> str:

@@ -27,14 +27,15 @@ def on_other_gpus(
     if not cards:
         return OtherGpus([], "")
     work, translation = work_of(step), translated(step)
-    rows = []
-    for name in cards:
-        card = CARDS[name]
-        row = dict(card=name, **speed_on(card, work, step, tokens or 1))
-        row["memory"] = memory_on(card, translation)
-        if larger:
-            row["larger"] = dict(batch=larger.batch, **memory_on(card, translated(larger.step)))
-        rows.append(row)
+    speeds = {name: speed_on(CARDS[name], work, step, tokens or 1) for name in cards}
+    rows = [
+        dict(card=name, **speeds[name], memory=memory_on(CARDS[name], translation))
+        for name in cards
+    ]
+    if larger:
+        on_gpu = translated(larger.step)
+        for row in rows:
+            row["larger"] = dict(batch=larger.batch, **memory_on(CARDS[row["card"]], on_gpu))
     return OtherGpus(rows, text_of(rows, step, translation, "tok" if tokens else "steps"))
 
 

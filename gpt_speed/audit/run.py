@@ -5,9 +5,12 @@ import os
 import re
 import sys
 import tempfile
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from gpt_speed import children
+from gpt_speed.audit.order import Order
+from gpt_speed.audit.step import Step
 from gpt_speed.common import UserError, counted, script_name
 
 CHILD = Path(__file__).with_name("child.py")
@@ -26,18 +29,20 @@ LINES = dict(
 )
 
 
-def audit(command: list[str], minutes: float, python: str = sys.executable) -> tuple[dict, dict]:
+def timed_and_watched(
+    command: list[str], minutes: float, python: str = sys.executable
+) -> tuple[dict, dict]:
     """Returns the reports of child.py on the timed and the watched run of a command: a script,
     or "-m" and a module, with arguments. Raises UserError, which says what to do."""
     children.keep_stdin()
     if not int(os.environ.get("RANK") or 0):
         print(BEGINS.format(script=script_name(command)), file=sys.stderr, flush=True)
-    timed = run(command, dict(mode="time"), minutes, python)
+    timed = run(command, Order("time"), minutes, python)
     check_steps(timed, script_name(command))
-    return timed, watch(command, timed, minutes, python)
+    return timed, watched_run(command, timed, minutes, python)
 
 
-def watch(command: list[str], timed: dict, minutes: float, python: str) -> dict:
+def watched_run(command: list[str], timed: dict, minutes: float, python: str) -> dict:
     """Returns the report on a watched run, by that on the timed one. Raises UserError."""
     watched = run(command, watch_order(timed), minutes, python)
     check_matmuls(watched, script_name(command))
@@ -47,12 +52,12 @@ def watch(command: list[str], timed: dict, minutes: float, python: str) -> dict:
     return watched
 
 
-def watch_order(timed: dict) -> dict:
+def watch_order(timed: dict) -> Order:
     """Returns what the watched run has to do: to skip the first steps, which differ, and to watch
     some. It makes no more steps than the timed run did, which made few where they are slow."""
     skipped = min(2, timed["steps"] - 1)
     steps = min(WATCHED, timed["steps"] - skipped)
-    return dict(mode="watch", key=timed["key"], skipped=skipped, steps=steps)
+    return Order("watch", key=timed["key"], skipped=skipped, steps=steps)
 
 
 def check_steps(timed: dict, script: str) -> None:
@@ -74,8 +79,8 @@ def check_steps(timed: dict, script: str) -> None:
 
 
 def check_matmuls(watched: dict, script: str) -> None:
-    """Raises UserError unless the watched step multiplies matrices."""
-    if any(op["flops"] for op in watched["ops"]):
+    """Raises UserError unless the watched step multiplies matrices to train."""
+    if any(op["flops"] for op in watched["ops"]) and Step(watched).flops:
         return
     if any(op["origin"] is not None for op in watched["ops"]):
         raise UserError(
@@ -89,15 +94,14 @@ def check_matmuls(watched: dict, script: str) -> None:
     )
 
 
-def run(command: list[str], order: dict, minutes: float, python: str) -> dict:
+def run(command: list[str], order: Order, minutes: float, python: str) -> dict:
     """Returns the report of a child. Raises UserError."""
-    watching = order["mode"] == "watch"
-    environment = ranks_of_their_own() if watching else {}
+    environment = ranks_of_their_own() if order.is_watched else {}
     facts, log = report_of(command, order, environment, minutes, python)
     facts |= facts_in(log)
-    if facts["how"] == "failed" or watching and facts["how"] != "watched":
+    if facts["how"] == "failed" or order.is_watched and facts["how"] != "watched":
         print(log, file=sys.stderr, end="")
-        when = " while it was watched" if watching else ""
+        when = " while it was watched" if order.is_watched else ""
         raise UserError(f"{script_name(command)} failed{when}: {facts['error'] or facts['how']}")
     return facts
 
@@ -124,12 +128,12 @@ def ranks_of_their_own() -> dict[str, str]:
 
 
 def report_of(
-    command: list[str], order: dict, environment: dict[str, str], minutes: float, python: str
+    command: list[str], order: Order, environment: dict[str, str], minutes: float, python: str
 ) -> tuple[dict, str]:
     """Returns what a child reports, and its stderr. Raises UserError."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
-        words = json.dumps(order | dict(report=str(report)))
+        words = json.dumps(asdict(replace(order, report=str(report))))
         try:
             return children.report_of_child(
                 [python, CHILD, words, *command], report, 60 * minutes, environment
@@ -138,7 +142,7 @@ def report_of(
             name = script_name(command)
             if child.ending:
                 raise UserError(f"{name} {child.ending}, before the audit was done")
-            goal = "watched" if order["mode"] == "watch" else "timed"
+            goal = "watched" if order.is_watched else "timed"
             raise UserError(
                 f"{name} is stuck, or too slow to be {goal} in {minutes:g} minutes: give it a"
                 " smaller batch or fewer micro-batches, or the audit more --minutes"

@@ -29,9 +29,9 @@ class Storage:
             self.died = max(self.died, index)
 
     def is_on(self, device: str) -> bool:
-        """Tells whether it lies on a device, or on a GPU if the CPU's step runs there: what is
-        older than that step, outlives it, and belongs neither to the model nor to the optimizer,
-        is data, and lies in the CPU's memory there, too."""
+        """Tells whether it lies on the device that trains. A step on a CPU stands for one on a GPU,
+        which leaves data in the CPU's memory: what is older than the step, outlives it, and belongs
+        neither to the model nor to the optimizer."""
         is_data = self.born is None and self.died is None and not self.role
         return self.device == device and not (device == "cpu" and is_data)
 

@@ -197,9 +197,8 @@ def fuse_calls(translation: Translation) -> None:
     for indices in calls.values():
         call = FusedCall(memory, indices, readers)
         call.fuse()
-        translation.changes["attention in one kernel" if call.query else "norms in one kernel"] = (
-            None
-        )
+        what = "attention" if call.query else "norms"
+        translation.changes[f"{what} in one kernel"] = None
 
 
 def readers_of(memory: StepMemory) -> dict[int, set[int]]:
@@ -272,21 +271,23 @@ def halve_losses(translation: Translation) -> None:
 
 
 def halve_loss(memory: StepMemory, index: int) -> None:
-    """Does so with the log-softmax of this index. What it makes is half as large, and so is its
-    gradient; the copy lives from then on until the loss's gradient is there."""
-    (copied,), (result,) = memory.ops[index - 1].writes, memory.ops[index].writes
-    readers = {
-        later: op
-        for later, op in enumerate(memory.ops)
-        if op.phase == "backward" and result in op.reads
-    }
-    losses = [later for later, op in readers.items() if op.name.startswith("nll_loss")]
-    gradients = [op.writes for op in readers.values() if op.name == "_log_softmax_backward_data"]
+    """Halves the log-softmax that the operator of this index makes, and its gradient. The copy to
+    float32, which a CPU makes before, then follows it and lives until the loss's gradient is there.
+    """
+    (copy,), (log_softmax,) = memory.ops[index - 1].writes, memory.ops[index].writes
+    halved, end_of_copy = {log_softmax}, index + 1
+    for later, op in enumerate(memory.ops):
+        if op.phase != "backward" or log_softmax not in op.reads:
+            continue
+        if op.name.startswith("nll_loss"):
+            end_of_copy = later + 1
+        elif op.name == "_log_softmax_backward_data":
+            halved |= op.writes
     storages = memory.storages
-    for number in {result}.union(*gradients) & storages.keys():
+    for number in halved & storages.keys():
         storages[number].size //= 2
-    if copied in storages:
-        storages[copied].born, storages[copied].died = index, max(losses, default=index) + 1
+    if copy in storages:
+        storages[copy].born, storages[copy].died = index, end_of_copy
 
 
 def compare_autocast(translation: Translation) -> None:

@@ -3,12 +3,9 @@ with a WatchedOp of each operator."""
 
 import contextlib
 import functools
-import gc
 import importlib
 import os
-import runpy
 import sys
-import time
 import traceback
 import weakref
 from dataclasses import dataclass, field
@@ -17,6 +14,11 @@ from typing import NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpt_speed import counting
+from gpt_speed.audit.timing import now
+from gpt_speed.counting import leaves
+from gpt_speed.pytorch import living, type_name
 
 SCALARS = (
     "dim",
@@ -32,8 +34,6 @@ LIBRARIES = os.path.join("site-packages", "")
 COMPILER = os.path.join(TORCH, "_dynamo", "eval_frame.py")
 NOT_OWN = os.path.join(PACKAGE, ""), os.path.join(TORCH, ""), "<"  # where code isn't the script's
 MEAN = 1  # of a loss's `reduction`
-counting = runpy.run_path(os.path.join(PACKAGE, "counting.py"))
-leaves = counting["leaves"]
 
 
 @dataclass
@@ -176,6 +176,17 @@ class Recording:
         """Tells whether another step has the same operators, by name and place, in this order."""
         return [(op.name, op.place) for op in self.ops] == [(op.name, op.place) for op in other.ops]
 
+    def facts(self) -> dict:
+        """Returns what the report says of the step: the fields of its WatchedOps and
+        WatchedStorages, the tensors from before it, its backward passes over ranks, its modules."""
+        return dict(
+            ops=self.with_middle_times(),
+            older=[*self.older.items()],
+            storages=[[*vars(storage).values()] for storage in self.storages],
+            syncs=self.syncs,
+            recurrent=self.is_recurrent,
+        )
+
     def with_middle_times(self) -> list[dict]:
         """Returns its operators with the median of each one's times."""
         middle = map(median, zip(*self.times, strict=True))
@@ -226,7 +237,7 @@ class Watch(TorchDispatchMode):
     def begin_step(self, optimizers) -> None:
         """Begins to watch; the optimizers' tensors come before others with their storages."""
         recording = Recording()
-        tensors, modules = living()
+        tensors, modules = living(torch.Tensor), living(torch.nn.Module)
         recording.is_recurrent = any(isinstance(module, torch.nn.RNNBase) for module in modules)
         recording.add_older([optimizer.param_groups for optimizer in optimizers], "model")
         recording.add_older(
@@ -299,8 +310,8 @@ class OperatorCall:
         call = self.func, self.args, self.kwargs, self.result
         flops, kernel = 0, None
         with contextlib.suppress(Exception):  # PyTorch's formulas raise any, and the script goes on
-            flops = counting["flops_of"](*call)
-            kernel = counting["kernel_of"](*call, is_tensor)
+            flops = counting.flops_of(*call)
+            kernel = counting.kernel_of(*call, is_tensor)
         return flops, kernel and kernel[:4]
 
     def scalars(self) -> dict:
@@ -368,23 +379,6 @@ class Callers:
         return self.known[stack]
 
 
-def living() -> tuple[list, list]:
-    """Returns the tensors and the modules that exist in this process. `type` is asked, since a
-    proxy's class may be computed."""
-    tensors, modules = [], []
-    for thing in gc.get_objects():
-        if issubclass(type(thing), torch.nn.Module):
-            modules.append(thing)
-        elif issubclass(type(thing), torch.Tensor):
-            tensors.append(thing)
-    return tensors, modules
-
-
-@functools.cache
-def type_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def frames_from(frame) -> list:
     """Returns a frame and those that called it, the innermost first."""
     return [frame for frame, _ in traceback.walk_stack(frame)]
@@ -393,14 +387,16 @@ def frames_from(frame) -> list:
 def caller_of(frames: list, phase: str) -> tuple[str, str]:
     """Returns the script's line that called an operator, as "model.py:63", and the function around
     it, by its file and first line; "" for both where autograd called it."""
-    own = [frame for frame in frames if is_own(frame)]
+    callers = [frame for frame in frames if is_own(frame)]
     if phase == "optimizer":  # by Accelerate, maybe
-        own = [frame for frame in own if LIBRARIES not in frame.f_code.co_filename] or own
-    if not own:
+        outside = [frame for frame in callers if LIBRARIES not in frame.f_code.co_filename]
+        callers = outside or callers
+    if not callers:
         return "", ""
-    file = own[0].f_code.co_filename
-    place = f"{os.path.basename(file)}:{own[0].f_lineno}"
-    return place, f"{file}:{own[0].f_code.co_firstlineno}"
+    caller, *_ = callers
+    file = caller.f_code.co_filename
+    place = f"{os.path.basename(file)}:{caller.f_lineno}"
+    return place, f"{file}:{caller.f_code.co_firstlineno}"
 
 
 def describe_older(tensor) -> dict:
@@ -456,9 +452,3 @@ def is_compiling() -> bool:
     """Stands in for torch.compiler.is_compiling(), by which scripts may try a compiler."""
     frames = frames_from(sys._getframe(1))
     return is_own(frames[0]) and is_compiled(frames)
-
-
-def now() -> float:
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    return time.perf_counter()

@@ -25,11 +25,11 @@ import sys
 from functools import partial
 from pathlib import Path
 
+sys.path.pop(0)  # this folder, whose modules have names that others may have
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-sys.path.pop(0)  # this folder, whose modules have names that others may have
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # until run_script() replaces it
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from gpt_speed import script
 from gpt_speed.gradients.derivatives import derivative_facts
 from gpt_speed.gradients.hooks import set_hooks
@@ -37,6 +37,8 @@ from gpt_speed.gradients.keeper import Keeper
 from gpt_speed.gradients.kept import Kept, kept_by, names_as_in
 from gpt_speed.gradients.names import names_of
 from gpt_speed.gradients.order import Order
+
+sys.path.pop(0)  # what is imported from now on, the script's own environment has
 
 
 def main() -> None:
@@ -70,19 +72,26 @@ def begin_update(keeper: Keeper, *_) -> None:
 def gradient_facts(keeper: Keeper) -> dict:
     """Returns for the report how far the gradients are from those of another run, and numeric
     derivatives, as ordered; keeps the gradients for further runs."""
-    order = keeper.order
-    facts = {}
-    names = names_of(keeper.parameters())
+    order, facts, other = keeper.order, {}, None
     if order.compare:
         other = Kept.load(order.compare)
-        names = names_as_in(other, keeper.parameters())
-        facts |= kept_by(keeper, names).distances_from(other)
+    names = parameter_names(keeper, other)
+    kept = kept_by(keeper, names)
+    if other:
+        facts |= kept.distances_from(other)
     if order.keep:
-        kept_by(keeper, names).save(order.keep)
+        kept.save(order.keep)
     if order.seconds:
         names_of_kept = {weight: names[weight] for weight in keeper.gradients}
         facts |= derivative_facts(keeper.calls, names_of_kept, order.seconds)
     return facts
+
+
+def parameter_names(keeper: Keeper, other: Kept | None) -> dict:
+    """Returns a name for each parameter: that of another run, if there is one."""
+    if other:
+        return names_as_in(other, keeper.parameters())
+    return names_of(keeper.parameters())
 
 
 def finish(keeper: Keeper, facts: dict) -> None:

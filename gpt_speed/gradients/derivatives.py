@@ -17,20 +17,28 @@ def derivative_facts(calls: list[Call], names: dict, seconds: float) -> dict:
     named weights of float32, until the time is over: [numeric, its uncertainty, by autograd]; and
     the noise of the loss. The calls are made again one by one, each weighted as the loss's gradient
     by its outputs says, so that its own gradient is checked."""
-    end = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     weights = {name: weight for weight, name in names.items() if weight.dtype == torch.float32}
     loss = Loss([call for call in calls if call.cotangents], weights)
     if not loss.calls or not weights:
         return dict(derivatives={}, noise=None)
-    numeric = Derivatives(loss.at, weights)
-    gradients = loss.gradients()
-    random.Random(0).shuffle(gradients)
-    noise = numeric.noise
+    numeric, gradients = Derivatives(loss.at, weights), loss.gradients()
+    noise = numeric.noise  # before the others, which need it
+    return dict(derivatives=derivatives_until(deadline, numeric, gradients), noise=noise)
+
+
+def derivatives_until(deadline: float, numeric: Derivatives, gradients: dict) -> dict:
+    """Returns the derivatives along a direction in each weight, in a random order, until the
+    deadline; `gradients` are autograd's."""
+    names = [*gradients]
+    random.Random(0).shuffle(names)
     derivatives = {}
-    for name, gradient in gradients:
-        if gradient is not None and time.monotonic() < end:
-            derivatives[name] = numeric.along(name, gradient.double())
-    return dict(derivatives=derivatives, noise=noise)
+    for name in names:
+        if time.monotonic() >= deadline:
+            break
+        if gradients[name] is not None:
+            derivatives[name] = numeric.along(name, gradients[name].double())
+    return derivatives
 
 
 @dataclass
@@ -40,12 +48,12 @@ class Loss:
     calls: list[Call]
     weights: dict[str, torch.Tensor]
 
-    def gradients(self) -> list[tuple]:
-        """Returns the name of each weight with the gradient that autograd makes now; None of one
-        that the loss doesn't need."""
+    def gradients(self) -> dict:
+        """Returns the gradients that autograd makes now, by the weights' names; None of one that
+        the loss doesn't need."""
         total = torch.stack([call.loss() for call in self.calls]).sum()
         gradients = torch.autograd.grad(total, [*self.weights.values()], allow_unused=True)
-        return list(zip(self.weights, gradients, strict=True))
+        return dict(zip(self.weights, gradients, strict=True))
 
     def at(self, offsets: dict[str, torch.Tensor]) -> float:
         """Returns the loss at the weights plus offsets of some."""

@@ -7,8 +7,8 @@ from functools import partial, wraps
 
 import torch
 
-from gpt_speed.gradients.keeper import Facts, Keeper
-from gpt_speed.gradients.order import Mend
+from gpt_speed.gradients.keeper import Keeper
+from gpt_speed.pytorch import memory_budget, type_name
 from gpt_speed.script import hook
 
 
@@ -41,7 +41,7 @@ def hook_autocast(keeper: Keeper) -> None:
     def init(self, *args, **kwargs):
         own_init(self, *args, **kwargs)
         if self._enabled:
-            keeper.facts.autocast = str(self.fast_dtype).removeprefix("torch.")
+            keeper.facts.autocast = type_name(self.fast_dtype)
         if keeper.order.float32:
             self._enabled = False
 
@@ -84,74 +84,58 @@ def hook_compiler(keeper: Keeper) -> None:
     """Keeps the calls of what torch.compile and Module.compile make, and sets what mends."""
     config = importlib.import_module("torch._inductor.config")
     config.fallback_random = keeper.order.same_masks
-    call = partial(call_compiled, keeper)
-    torch.compile = compile_in_place_of(torch.compile, keeper, call)
-    torch.nn.Module.compile = method_in_place_of(torch.nn.Module.compile, keeper, call)
-    keep_calls_of(importlib.import_module("torch._dynamo.eval_frame").OptimizedModule, call)
+    compiler = Compiler(keeper)
+
+    def compile_module(module, *args, **options) -> None:  # a function: it binds as a method
+        compiler.compile_module(module, *args, **options)
+
+    torch.compile = compiler.compile
+    torch.nn.Module.compile = compile_module
+    optimized_module = importlib.import_module("torch._dynamo.eval_frame").OptimizedModule
+    keep_calls_of(optimized_module, compiler.call)
 
 
-def compile_in_place_of(own_compile, keeper: Keeper, call):
-    """Returns what replaces torch.compile: `call` makes the calls of functions that it compiles."""
+class Compiler:
+    """Stands in for torch.compile and Module.compile; the calls of what they make are kept."""
 
-    def compile(model=None, **options):
+    def __init__(self, keeper: Keeper):
+        self.keeper, self.mend = keeper, keeper.order.mending
+        self.own_compile, self.own_compile_module = torch.compile, torch.nn.Module.compile
+        self.options = {}  # of both, that mend
+        if self.mend.backend:
+            self.options = dict(backend=self.mend.backend)
+
+    def compile(self, model=None, **options):
+        """Stands in for torch.compile."""
         if model is None:  # it decorates
-            return partial(compile, **options)
-        keeper.facts.compiles += 1
-        compiled = own_compile(model, **options | backend_options(keeper))
+            return partial(self.compile, **options)
+        self.keeper.facts.compiles += 1
+        compiled = self.own_compile(model, **options | self.options)
         if isinstance(compiled, torch.nn.Module):  # whose class has other calls: see hook_compiler
             return compiled
-        return called_by(call, model, compiled)
 
-    return compile
+        @wraps(model)
+        def called(*args, **kwargs):  # a function, so that it also binds as a method
+            return self.call(compiled, *args, **kwargs)
 
+        return called
 
-def called_by(call, function, compiled):
-    """Returns a function like the one that was compiled, whose calls `call` makes. It is one
-    itself, so that it also binds as a method."""
+    def compile_module(self, module: torch.nn.Module, *args, **options) -> None:
+        """Stands in for Module.compile."""
+        self.keeper.facts.compiles += 1
+        self.own_compile_module(module, *args, **options | self.options)
+        module._compiled_call_impl = partial(self.call, module._compiled_call_impl)
 
-    @wraps(function)
-    def called(*args, **kwargs):
-        return call(compiled, *args, **kwargs)
+    def call(self, function, *args, **kwargs):
+        """Makes a call of a compiled program, and lets the keeper keep it."""
+        if torch.compiler.is_compiling():  # inside of another compiled program
+            return function(*args, **kwargs)
+        self.set_what_mends()
+        facts = self.keeper.facts
+        facts.budget = min(facts.budget, memory_budget())  # the least that the compiler might keep
+        return self.keeper.call(function, *args, **kwargs)
 
-    return called
-
-
-def method_in_place_of(own_method, keeper: Keeper, call):
-    """Returns what replaces Module.compile: `call` makes the calls of the module."""
-
-    def compile(module, *args, **options):
-        keeper.facts.compiles += 1
-        own_method(module, *args, **options | backend_options(keeper))
-        module._compiled_call_impl = partial(call, module._compiled_call_impl)
-
-    return compile
-
-
-def backend_options(keeper: Keeper) -> dict[str, str]:
-    """Returns the options of torch.compile that mend."""
-    backend = keeper.order.mending.backend
-    if not backend:
-        return {}
-    return dict(backend=backend)
-
-
-def call_compiled(keeper: Keeper, function, *args, **kwargs):
-    """Makes a call of a compiled program, and lets the keeper keep it."""
-    if torch.compiler.is_compiling():  # inside of another compiled program
-        return function(*args, **kwargs)
-    set_what_mends(keeper.order.mending)
-    note_budget(keeper.facts)
-    return keeper.call(function, *args, **kwargs)
-
-
-def set_what_mends(mend: Mend) -> None:
-    """Sets what mends before each call, since the script may have set it meanwhile."""
-    for name, value in mend.settings.items():
-        setattr(sys.modules[mend.module], name, value)
-
-
-def note_budget(facts: Facts) -> None:
-    """Notes the least share of activations that the compiler might keep."""
-    functorch = sys.modules.get("torch._functorch.config")
-    if functorch:
-        facts.budget = min(facts.budget, getattr(functorch, "activation_memory_budget", 1.0))
+    def set_what_mends(self) -> None:
+        """Sets what mends before each call, since the script may have set it meanwhile."""
+        for name, value in self.mend.settings.items():
+            setattr(sys.modules[self.mend.module], name, value)

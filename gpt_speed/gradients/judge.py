@@ -22,11 +22,11 @@ class Check:
     """One comparison of all tensors."""
 
     name: str
-    judged: int  # tensors, of how many:
-    of: int
-    worst: float  # of those
-    rounding: float | None = None  # the most that rounding alone does to one of those
-    wrong: dict[str, float] = field(default_factory=dict)  # how far tensors are off
+    judged: int  # how many tensors could be judged
+    of: int  # how many tensors there are
+    worst: float  # how far the worst of the judged tensors is off
+    rounding: float | None = None  # the most that rounding alone does to one of them
+    wrong: dict[str, float] = field(default_factory=dict)  # how far each wrong tensor is off
     is_numeric: bool = False
 
     @property

@@ -1,6 +1,5 @@
 """What is kept of a script until its first update: facts, gradients, and the calls of its model."""
 
-import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from gpt_speed.gradients.calls import Call, differentiable
 from gpt_speed.gradients.order import Order
+from gpt_speed.pytorch import graph_count, type_name
 
 MOST_CALLS = 32  # that are made again for numeric derivatives
 
@@ -18,28 +18,28 @@ MOST_CALLS = 32  # that are made again for numeric derivatives
 class Facts:
     """What the report says of the script."""
 
-    loss: float | None = None  # of the first backward pass
+    loss: float | None = None  # the loss of the first backward pass
     batch: int | None = None  # a checksum of what the first call is given
-    backwards: int = 0  # passes
-    updates: int = 0  # that began without gradients: their closures compute them
-    autocast: str | None = None  # its type, where it was on
-    compiles: int = 0  # times that torch.compile was asked
-    budget: float = 1.0  # the compiler's, for what it keeps for the backward pass
+    backwards: int = 0  # how many backward passes have ended
+    updates: int = 0  # how many updates began without gradients, which their closures compute
+    autocast: str | None = None  # the type of autocast, where it was on
+    compiles: int = 0  # how often the script asked for torch.compile
+    budget: float = 1.0  # the share of activations that the compiler keeps for the backward pass
     checkpoints: int = 0  # calls of activation checkpointing, where nothing is compiled
-    functions: list[str] = field(default_factory=list)  # autograd's that aren't PyTorch's, sorted
+    functions: list[str] = field(default_factory=list)  # autograd functions of others, sorted
 
 
 class Keeper:
-    """What is kept of the script. Its methods are called by hooks: see hooks.py."""
+    """Keeps what a script does until its first update. Hooks call its methods: see hooks.py."""
 
     def __init__(self, order: Order):
         self.order = order
         self.facts = Facts()
         self.optimizers = []
-        self.gradients = {}  # by parameter, after the last backward pass before its update
+        self.gradients = {}  # by parameter, as the last backward pass left them
         self.calls: list[Call] = []
-        self.backward_depth = 0  # of backward passes that run now
-        self.keeps_calls = True  # not within one, and until the update begins
+        self.backward_depth = 0  # how many backward passes run now, one within another
+        self.keeps_calls = True  # not within a call that is kept, and until the update begins
         self.is_jittered = False
 
     # ---- The backward pass
@@ -72,12 +72,12 @@ class Keeper:
 
     def begin_update(self) -> None:
         """Is called before an optimizer's update."""
-        if self.is_in_backward:  # an optimizer in the backward pass: others follow
+        if self.is_in_backward:  # it updates one tensor; the other gradients follow
             self.keep_gradients()
-        elif self.gradients:
-            self.keeps_calls = False  # those that numeric derivatives make again
-        else:
+        elif not self.gradients:  # its closure will compute them
             self.facts.updates += 1
+        else:  # all is kept: the calls that follow are those that numeric derivatives make again
+            self.keeps_calls = False
 
     @property
     def is_complete(self) -> bool:
@@ -134,17 +134,9 @@ class Keeper:
         return vars(self.facts) | dict(
             torch=torch.__version__,
             weights=len(self.gradients),
-            types=sorted({str(weight.dtype).removeprefix("torch.") for weight in self.gradients}),
+            types=sorted({type_name(weight.dtype) for weight in self.gradients}),
             graphs=graph_count(),
         )
-
-
-def graph_count() -> int:
-    """Returns how many graphs torch.compile has made."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    if not utils:
-        return 0
-    return utils.counters["stats"]["unique_graphs"]
 
 
 def checksum(*values) -> int:

@@ -1,8 +1,8 @@
 """Names of a script's parameters."""
 
-import gc
-
 import torch
+
+from gpt_speed.pytorch import living
 
 
 def names_of(parameters: list) -> dict:
@@ -18,7 +18,7 @@ def names_of(parameters: list) -> dict:
 
 def outermost_modules() -> list[torch.nn.Module]:
     """Returns the modules of this process that are no part of another one."""
-    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
+    modules = living(torch.nn.Module)
     inner = {child for module in modules for child in module.children()}
     return [module for module in modules if module not in inner]
 

@@ -31,10 +31,10 @@ class Answer:
     """What is known of a script's gradients."""
 
     command: list[str]
-    tensors: int = 0  # that have gradients
-    backwards: int = 0  # passes before the update
+    tensors: int = 0  # how many have gradients
+    backwards: int = 0  # how many backward passes precede the update
     checks: list[Check] = field(default_factory=list)
-    mends: list[str] = field(default_factory=list)  # of MENDS, with each of which they are right
+    mends: list[str] = field(default_factory=list)  # those of MENDS that make them right
     notes: list[str] = field(default_factory=list)  # why something wasn't compared
 
     @property
@@ -76,10 +76,10 @@ class Script:
         try:
             return children.report_of_child(command, report, 60 * self.minutes, order.environment)
         except children.NoReport as child:
-            how = f"made no update in {self.minutes:g} minutes: see --minutes"
+            problem = f"made no update in {self.minutes:g} minutes: see --minutes"
             if child.ending:
-                how = f"{child.ending}, before its first update"
-            raise UserError(f"{script_name(self.command)} {how}")
+                problem = f"{child.ending}, before its first update"
+            raise UserError(f"{script_name(self.command)} {problem}")
 
     def check(self, facts: dict, what: str, err: str) -> None:
         """Raises UserError unless a run came to its first update."""
@@ -168,10 +168,11 @@ class ComparedRuns:
             self.answer.notes.append("nothing is compiled")
             self.compare_to_numeric(baseline, risks_of(baseline.facts))
             return
-        budget = self.compare_compiled(baseline, roundings)
+        compiled = self.script.run("compiled", baseline.compiled_order)
+        self.compare_compiled(baseline, compiled, roundings)
         if baseline.autocast:
             self.compare_autocast(baseline, baseline.autocast)
-        self.compare_to_numeric(baseline, risks_of(baseline.facts, budget))
+        self.compare_to_numeric(baseline, risks_of(baseline.facts, compiled["budget"]))
         self.find_mends()
 
     def baseline(self) -> Baseline:
@@ -216,18 +217,14 @@ class ComparedRuns:
             raise NotCompared(f"uncompiled it isn't the same twice: {difference}")
         return again["tensors"]
 
-    def compare_compiled(self, baseline: Baseline, roundings: dict) -> float:
-        """Compares the compiled gradients to the uncompiled ones; returns the memory budget that
-        the compiler had."""
-        name = f"compiled to uncompiled, in {baseline.type}"
-        order = baseline.compiled_order
-        trial = Trial(name, order, partial(by_other_run, name, roundings, baseline.type))
-        compiled = self.script.run("compiled", order)
-        if compiled["graphs"]:
-            self.add(trial, trial.judge(compiled))
-        else:
+    def compare_compiled(self, baseline: Baseline, compiled: dict, roundings: dict) -> None:
+        """Compares the gradients of the compiled run to the uncompiled ones."""
+        if not compiled["graphs"]:
             self.answer.notes.append("torch.compile was called, but compiled nothing until then")
-        return compiled["budget"]
+            return
+        name = f"compiled to uncompiled, in {baseline.type}"
+        judge = partial(by_other_run, name, roundings, baseline.type)
+        self.add(Trial(name, baseline.compiled_order, judge), judge(compiled))
 
     def compare_autocast(self, baseline: Baseline, autocast: str) -> None:
         """Compares the compiled gradients with autocast to those in float32; what autocast does to
