@@ -312,6 +312,7 @@ def test_what_each_technique_contributes():
 
 def test_the_picture_in_words():
     assert f"ends at {gain(14, 0):.1f} times" in README
-    assert f"from {gb(ladder(0)):.1f} to {script_gb('01'):.1f} GB" in README
+    assert f"in {gb(ladder(14)):.1f} GB; on another day technique 15 saved" in README
+    assert f"down to {script_gb('01'):.1f} GB" in README
     sources = re.findall(r'(?:src|srcset)="([^"]+)"', README)
     assert len(sources) == 2 and all((ROOT / source).is_file() for source in sources)

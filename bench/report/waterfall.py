@@ -221,7 +221,7 @@ def allocator_rung(claims: Claims, palette: Palette) -> Rung:
 def absent_ones() -> str:
     """Returns why techniques aren't rows of the H100's ladder."""
     for_cpus = listed(map(str, sorted(without_effect_on_gpus())))
-    return f"{for_cpus} is for CPUs, {technique_number(ALLOCATOR)} was measured on another day"
+    return f"{for_cpus} is for CPUs, {technique_number(ALLOCATOR)} is of another day, unverified"
 
 
 def readme_title(claims: Claims) -> str:
