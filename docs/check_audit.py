@@ -4,7 +4,8 @@
 
 expected.md has what somebody wrote down before each audit, and NAME.txt what the audit printed.
 measured.json has the memory that others measured on GPUs, in MiB; audits.json what audits of the
-same steps predict, in bytes, and kitsune.json what torch-kitsune 0.7.0 does, in MiB.
+same steps predict, in bytes, and kitsune.json what torch-kitsune 0.7.0 does, in MiB. counted.json
+has what counted.py counts in programs that nobody measured, in bytes, at two batch sizes.
 """
 
 import csv
@@ -32,6 +33,14 @@ NAMES = {  # of the programs whose memory was measured
     "gollem-bfloat16": "gollem, bfloat16 by autocast",
     "gollem-flash": "gollem, FlashAttention",
 }
+
+MODELS = dict(  # that nobody has measured
+    lstm="LSTM language model",
+    unet="U-Net",
+    vit="ViT",
+    t5="T5",
+    mixtral="Mixtral, a mixture of experts",
+)
 
 
 # ---- Verdicts
@@ -175,8 +184,55 @@ def rows_of(measured: dict, kind: str, predicted: float) -> list[dict]:
     ]
 
 
+def sample_table() -> Table:
+    """The MiB that one more sample adds to what a step stores for its backward pass, and to the
+    peak: as counted on a CPU without the audit, and as the audit predicts of an H100."""
+    rows = []
+    for name, counts in kept("counted.json").items():
+        counted = slopes({int(batch): count for batch, count in counts.items()})
+        audits = kept("audits.json")[name]
+        predicted = slopes(
+            {
+                audit["batch"]: dict(
+                    stored=audit["stored"], peak=audit["memory"]["H100"]["allocated"]
+                )
+                for audit in audits
+            }
+        )
+        kinds = {
+            kind: dict(
+                counted=counted[kind],
+                predicted=predicted[kind],
+                error=predicted[kind] / counted[kind] - 1,
+            )
+            for kind in ("stored", "peak")
+        }
+        rows.append(dict(model=MODELS[name], bound=audits[0]["memory"]["H100"]["bound"], **kinds))
+    columns = [
+        text_col("model", "model"),
+        num_col("stored, counted", "stored.counted", ".2f"),
+        num_col("audit", "stored.predicted", ".2f"),
+        num_col("error", "stored.error", "+.1%"),
+        num_col("peak, counted", "peak.counted", ".2f"),
+        num_col("audit", "peak.predicted", ".2f"),
+        num_col("error", "peak.error", "+.1%"),
+        text_col("the audit says", "bound"),
+    ]
+    return Table(columns, rows)
+
+
+def slopes(figures: dict[int, dict[str, float]]) -> dict[str, float]:
+    """Returns by how many MiB each figure grows with one more sample, from the figures in bytes at
+    two batch sizes."""
+    small, large = sorted(figures)
+    return {
+        kind: (figures[large][kind] - figure) / (large - small) / MIB
+        for kind, figure in figures[small].items()
+    }
+
+
 def main() -> None:
-    for table in (verdict_table(), measured_table()):
+    for table in (verdict_table(), measured_table(), sample_table()):
         print(markdown(table))
 
 
