@@ -57,3 +57,9 @@ def test_memory_is_near_what_others_measured():
     for row in CHECK.measured_table().rows:
         if row["kind"] != "allocated" or row["measured"] != 4371:
             assert abs(row["error"]) < 0.03, row
+
+
+@pytest.mark.parametrize("kind", ["stored", "peak"])
+def test_memory_grows_with_the_batch_as_counted_without_the_audit(kind):
+    for row in CHECK.sample_table().rows:
+        assert abs(row[kind]["error"]) < 0.05, row
