@@ -104,7 +104,6 @@ Data = namedtuple("Data", "meta train val tokenizer")  # meta holds prepare.py's
 
 def load_data(config: Config) -> Data:
     """Loads the tokens in --data. Raises UserError if there are none, or too few."""
-    prepare_data(config)
     folder = Path(config.data)
     try:
         data = read_data(folder, config)
@@ -264,7 +263,7 @@ def compute_loss(model: nn.Module, x_BT: torch.Tensor, y_BT: torch.Tensor) -> to
 
 
 def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """Stands apart, so that patches can replace it."""
+    """Backpropagates, and updates the weights."""
     loss.backward()
     optimizer.step()
 
@@ -300,7 +299,7 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
                 times = [now(config.device)]  # the clock starts again
             if done:
                 break
-        run.epoch(epoch + 1, model, data.tokenizer)  # a sample, not timed either
+        run.epoch(epoch + 1, sample(model, data.tokenizer, config))  # not timed either
         if done:
             break
 
@@ -390,10 +389,12 @@ def set_up_pytorch() -> None:
 # ---- Plumbing: hardware, memory, record, settings, errors --------------------------------------
 
 def make_compiler_folder() -> None:
-    """Makes the folder for compiled code that the user names; PyTorch's optimizers need it."""
+    """Makes the folder for compiled code that the user names, so that it can't fail later."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if not folder:
+        return
     try:
-        os.makedirs(folder or ".", exist_ok=True)
+        os.makedirs(folder, exist_ok=True)
     except OSError as error:
         raise UserError(f"{first_line(error)} (see TORCHINDUCTOR_CACHE_DIR)") from None
 
@@ -420,10 +421,11 @@ def describe_machine(device: torch.device) -> dict[str, str | int | None]:
 class Run:
     """Prints the log and writes the record: one JSON object per line. No weights are saved."""
 
-    file = None  # until start() opens it
+    def __init__(self):
+        self.file, self.seconds, self.average = None, [], None  # start() opens the file
 
     def start(self, model: nn.Module, data: Data, config: Config) -> None:
-        self.config, self.seconds, self.average, self.attention = config, [], None, "manual"
+        self.config, self.attention = config, "manual"
         device, began = config.device, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         unique = os.urandom(3).hex()  # another machine may write into the same folder
         path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{unique}.jsonl")
@@ -456,28 +458,29 @@ class Run:
         print(f"Ep {epoch}, Step {step:06d}, Train: {train_loss:.3f}, Val: {val_loss:.3f}, "
               f"Step tok/sec: {rate:.0f}, Avg tok/sec: {self.average or 0:.0f}", flush=True)
 
-    def epoch(self, epoch: int, model: nn.Module, tokenizer: tiktoken.Encoding) -> None:
-        text, memory = sample(model, tokenizer, self.config), memory_gb(self.config.device)
+    def epoch(self, epoch: int, text: str) -> None:
+        memory = memory_gb(self.config.device)
         self.write("epoch", epoch=epoch, **memory, sample=text)
         print("".join(c if c.isprintable() else " " for c in text))
         print(f"Reserved memory: {memory['reserved_gb'] or math.nan:.4f} GB\n", flush=True)
 
     def end(self, status: str, error: str | None) -> None:
-        try:
-            memory = memory_gb(self.config.device)
-            self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
-                       attention_backend=self.attention, **memory)
-            self.file.close()
-        except OSError as full:  # such as a full disk; an earlier error is printed already
-            sys.exit(1 if error else f"error: {full}")
+        memory = memory_gb(self.config.device)
+        self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
+                   attention_backend=self.attention, **memory)
+        self.file.close()
         rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # the second may be slow
         if len(rates) >= 3:
             print(f"Median step tok/sec: {np.median(rates):.0f}")
 
 
-def configure(argv: list[str] | None = None) -> Config:
-    """Reads the settings. Exits with 2 for an invalid one; raises if the device doesn't work."""
-    given = vars(make_parser().parse_args(argv))
+def read_options(argv: list[str] | None = None) -> dict:
+    """Returns the options that are given. Exits with 2 for an invalid one, with 0 after --help."""
+    return vars(make_parser().parse_args(argv))
+
+
+def configure(given: dict) -> Config:
+    """Returns the settings of a run with these options. Raises UserError if its device fails."""
     try:
         device = choose_device(given.get("device"))
     except (RuntimeError, AssertionError) as error:  # AssertionError: a build without CUDA
@@ -601,8 +604,10 @@ def main() -> int:
     status, message, code = "complete", None, 0
     try:
         set_up_process()
+        given = read_options()
         set_up_pytorch()
-        config = configure()
+        config = configure(given)
+        prepare_data(config)
         data = load_data(config)
         torch.manual_seed(config.seed)
         model = GPTModel(config)  # on the CPU, so that weights don't depend on the device
@@ -612,8 +617,12 @@ def main() -> int:
         status, message, code = explain(error)
         print(f"error: {message}", file=sys.stderr)
     ignore_signals()
-    if run.file is not None:  # else it failed before run.start()
-        run.end(status, message)
+    try:
+        if run.file is not None:  # else it failed before run.start()
+            run.end(status, message)
+    except OSError as error:  # such as a full disk
+        print(f"error: {error}", file=sys.stderr)
+        code = 1
     return code
 
 

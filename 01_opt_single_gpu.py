@@ -110,7 +110,6 @@ Data = namedtuple("Data", "meta train val tokenizer")  # meta holds prepare.py's
 
 def load_data(config: Config) -> Data:
     """Loads the tokens in --data. Raises UserError if there are none, or too few."""
-    prepare_data(config)
     folder = Path(config.data)
     try:
         data = read_data(folder, config)
@@ -166,7 +165,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.heads, self.head_dim = config.heads, config.width // config.heads
-        # Technique 11: one matmul in place of three, of the same random weights.
+        # Technique 11: one matmul in place of three.
         self.query_key_value = nn.Linear(config.width, 3 * config.width, bias=False)
         self.out = nn.Linear(config.width, config.width)
         self.dropout = config.dropout
@@ -237,7 +236,7 @@ class ChunkedLoss(torch.autograd.Function):
         """Returns the sum of the losses."""
         chunk = max(1024, math.ceil(len(targets_N) / 8))  # smaller ones leave a GPU idle
         losses, x_gradients, head_gradient_VC = [], [], None
-        ids_V = torch.arange(len(weight_VC), dtype=torch.int32, device=x_NC.device)
+        ids_V = torch.arange(len(weight_VC), dtype=torch.int32, device=x_NC.device)  # few bytes
         for x_MC, targets_M in zip(x_NC.split(chunk), targets_N.split(chunk), strict=True):
             targets_M1 = targets_M[:, None]
             products_MV = x_MC @ weight_VC.T
@@ -247,8 +246,8 @@ class ChunkedLoss(torch.autograd.Function):
             exp_MV = (logits_MV - max_M1).exp()
             sum_M1 = exp_MV.sum(dim=-1, keepdim=True)
             losses.append((sum_M1.log() + max_M1 - logits_MV.gather(-1, targets_M1)).sum())
-            # The gradient of the logits is their softmax, minus 1 at the target. It takes the type
-            # of the product, which under autocast isn't that of x_MC.
+            # The gradient of the logits is their softmax, minus 1 at the target. It is stored once,
+            # in the type that the matmuls take.
             one_hot_MV = (ids_V == targets_M1.int()).float()
             gradient_MV = (exp_MV / sum_M1 - one_hot_MV).to(products_MV.dtype)
             x_gradients.append(gradient_MV @ weight_VC)
@@ -297,7 +296,7 @@ def compute_loss(model: nn.Module, x_BT: torch.Tensor, y_BT: torch.Tensor) -> to
 
 
 def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """Stands apart, so that patches can replace it."""
+    """Backpropagates, and updates the weights."""
     loss.backward()
     optimizer.step()
 
@@ -336,7 +335,7 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
                 times = [now(config.device)]  # the clock starts again
             if done:
                 break
-        run.epoch(epoch + 1, model, data.tokenizer)  # a sample, not timed either
+        run.epoch(epoch + 1, sample(model, data.tokenizer, config))  # not timed either
         if done:
             break
 
@@ -424,7 +423,7 @@ def set_up_pytorch() -> None:
     os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # technique 8: cruder exp
     # Technique 14: a later start finds ChunkedLoss compiled; the cache's key has its code.
     os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE_ALLOW_CUSTOM_AUTOGRAD", "1")
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # technique 12: fewer page faults
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # technique 12: huge pages on a CPU
     if not torch.cuda.is_available() and platform.libc_ver()[0] == "glibc":
         # Technique 15: freed memory stays for the next step.
         ctypes.CDLL(None).mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
@@ -436,14 +435,16 @@ def set_up_pytorch() -> None:
 # ---- Plumbing: hardware, memory, record, settings, errors --------------------------------------
 
 def make_compiler_folder() -> None:
-    """Makes the folder for compiled code: the one that the user names, else one in ~/.cache."""
+    """Makes the folder for compiled code that the user names, so that it can't fail later; if none
+    is named, chooses one."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if not folder:
+        keep_compiled_code()
+        return
     try:
-        os.makedirs(folder or ".", exist_ok=True)
+        os.makedirs(folder, exist_ok=True)
     except OSError as error:
         raise UserError(f"{first_line(error)} (see TORCHINDUCTOR_CACHE_DIR)") from None
-    if folder is None:
-        keep_compiled_code()
 
 
 def keep_compiled_code() -> None:
@@ -530,9 +531,9 @@ def warn_of_compiler_bugs(config: Config) -> None:
 
 
 def hint_at_short_run(steps: int, device: torch.device) -> None:
-    """Suggests --no-compile, in a terminal only, for runs too short to repay compiling: on two CPU
-    cores it broke even after 140 steps, with an empty cache; on a GPU nobody has measured it."""
-    if device.type == "cpu" and steps < 70 and sys.stdout.isatty():
+    """Suggests --no-compile, in a terminal, for runs of less than half of the steps that repay
+    compiling: 140 on two CPU cores, with an empty cache; on a GPU nobody has measured it."""
+    if device.type == "cpu" and steps < 140 / 2 and sys.stdout.isatty():
         print(f"{steps} steps: the first time, compiling takes longer than it saves here;"
               " to train without it: --no-compile\n")
 
@@ -575,11 +576,11 @@ def describe_machine(device: torch.device) -> dict[str, str | int | None]:
 class Run:
     """Prints the log and writes the record: one JSON object per line. No weights are saved."""
 
-    file = None  # until start() opens it
+    def __init__(self):
+        self.file, self.seconds, self.average = None, [], None  # start() opens the file
 
     def start(self, model: nn.Module, data: Data, config: Config) -> None:
-        self.config, self.seconds, self.average = config, [], None
-        self.attention = attention_backend(model, config)
+        self.config, self.attention = config, attention_backend(model, config)
         device, began = config.device, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         unique = os.urandom(3).hex()  # another machine may write into the same folder
         path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{unique}.jsonl")
@@ -612,28 +613,29 @@ class Run:
         print(f"Ep {epoch}, Step {step:06d}, Train: {train_loss:.3f}, Val: {val_loss:.3f}, "
               f"Step tok/sec: {rate:.0f}, Avg tok/sec: {self.average or 0:.0f}", flush=True)
 
-    def epoch(self, epoch: int, model: nn.Module, tokenizer: tiktoken.Encoding) -> None:
-        text, memory = sample(model, tokenizer, self.config), memory_gb(self.config.device)
+    def epoch(self, epoch: int, text: str) -> None:
+        memory = memory_gb(self.config.device)
         self.write("epoch", epoch=epoch, **memory, sample=text)
         print("".join(c if c.isprintable() else " " for c in text))
         print(f"Reserved memory: {memory['reserved_gb'] or math.nan:.4f} GB\n", flush=True)
 
     def end(self, status: str, error: str | None) -> None:
-        try:
-            memory = memory_gb(self.config.device)
-            self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
-                       attention_backend=self.attention, **memory)
-            self.file.close()
-        except OSError as full:  # such as a full disk; an earlier error is printed already
-            sys.exit(1 if error else f"error: {full}")
+        memory = memory_gb(self.config.device)
+        self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
+                   attention_backend=self.attention, **memory)
+        self.file.close()
         rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # the second may be slow
         if len(rates) >= 3:
             print(f"Median step tok/sec: {np.median(rates):.0f}")
 
 
-def configure(argv: list[str] | None = None) -> Config:
-    """Reads the settings. Exits with 2 for an invalid one; raises if the device doesn't work."""
-    given = vars(make_parser().parse_args(argv))
+def read_options(argv: list[str] | None = None) -> dict:
+    """Returns the options that are given. Exits with 2 for an invalid one, with 0 after --help."""
+    return vars(make_parser().parse_args(argv))
+
+
+def configure(given: dict) -> Config:
+    """Returns the settings of a run with these options. Raises UserError if its device fails."""
     try:
         device = choose_device(given.get("device"))
     except (RuntimeError, AssertionError) as error:  # AssertionError: a build without CUDA
@@ -765,8 +767,10 @@ def main() -> int:
     status, message, code = "complete", None, 0
     try:
         set_up_process()
+        given = read_options()
         set_up_pytorch()
-        config = configure()
+        config = configure(given)
+        prepare_data(config)
         data = load_data(config)
         fit_to_hardware(config)
         torch.manual_seed(config.seed)
@@ -777,8 +781,12 @@ def main() -> int:
         status, message, code = explain(error)
         print(f"error: {message}", file=sys.stderr)
     ignore_signals()
-    if run.file is not None:  # else it failed before run.start()
-        run.end(status, message)
+    try:
+        if run.file is not None:  # else it failed before run.start()
+            run.end(status, message)
+    except OSError as error:  # such as a full disk
+        print(f"error: {error}", file=sys.stderr)
+        code = 1
     return code
 
 

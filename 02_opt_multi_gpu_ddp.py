@@ -115,8 +115,6 @@ Data = namedtuple("Data", "meta train val tokenizer")  # meta holds prepare.py's
 
 def load_data(config: Config) -> Data:
     """Loads the tokens in --data. Raises UserError if there are none, or too few."""
-    prepare_data(config)
-    compare_ranks(config)
     folder = Path(config.data)
     try:
         data = read_data(folder, config)
@@ -146,16 +144,22 @@ def read_data(folder: Path, config: Config) -> Data:
 
 
 def prepare_data(config: Config) -> None:
-    """Runs prepare.py if the default folder has no tokens: rank 0, then one rank of each machine
-    that has a disk of its own."""
+    """Runs prepare.py if the default folder has no tokens."""
     folder, script = Path(config.data), HERE / "data" / "prepare.py"  # it writes meta.json last
-    is_default = config.data == Config.data and script.exists()
+    if config.data == Config.data and script.exists() and not (folder / "meta.json").exists():
+        print(f"No tokens in {folder}: running data/prepare.py", flush=True)
+        subprocess.run([sys.executable, script])
+
+
+def prepare_data_on_machines(config: Config) -> None:
+    """Prepares the data on rank 0, then on each machine that has a disk of its own."""
     rank, local_rank = dist.get_rank(), number_from_torchrun("LOCAL_RANK", 0)
-    for is_chosen in (rank == 0, local_rank == 0 and rank > 0):
-        if is_chosen and is_default and not (folder / "meta.json").exists():
-            print(f"No tokens in {folder}: running data/prepare.py", flush=True)
-            subprocess.run([sys.executable, script])
-        dist.barrier()
+    if rank == 0:
+        prepare_data(config)
+    dist.barrier()
+    if local_rank == 0 and rank > 0:
+        prepare_data(config)
+    dist.barrier()
 
 
 class RankSampler:
@@ -197,7 +201,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.heads, self.head_dim = config.heads, config.width // config.heads
-        # Technique 11: one matmul in place of three, of the same random weights.
+        # Technique 11: one matmul in place of three.
         self.query_key_value = nn.Linear(config.width, 3 * config.width, bias=False)
         self.out = nn.Linear(config.width, config.width)
         self.dropout = config.dropout
@@ -268,7 +272,7 @@ class ChunkedLoss(torch.autograd.Function):
         """Returns the sum of the losses."""
         chunk = max(1024, math.ceil(len(targets_N) / 8))  # smaller ones leave a GPU idle
         losses, x_gradients, head_gradient_VC = [], [], None
-        ids_V = torch.arange(len(weight_VC), dtype=torch.int32, device=x_NC.device)
+        ids_V = torch.arange(len(weight_VC), dtype=torch.int32, device=x_NC.device)  # few bytes
         for x_MC, targets_M in zip(x_NC.split(chunk), targets_N.split(chunk), strict=True):
             targets_M1 = targets_M[:, None]
             products_MV = x_MC @ weight_VC.T
@@ -278,8 +282,8 @@ class ChunkedLoss(torch.autograd.Function):
             exp_MV = (logits_MV - max_M1).exp()
             sum_M1 = exp_MV.sum(dim=-1, keepdim=True)
             losses.append((sum_M1.log() + max_M1 - logits_MV.gather(-1, targets_M1)).sum())
-            # The gradient of the logits is their softmax, minus 1 at the target. It takes the type
-            # of the product, which under autocast isn't that of x_MC.
+            # The gradient of the logits is their softmax, minus 1 at the target. It is stored once,
+            # in the type that the matmuls take.
             one_hot_MV = (ids_V == targets_M1.int()).float()
             gradient_MV = (exp_MV / sum_M1 - one_hot_MV).to(products_MV.dtype)
             x_gradients.append(gradient_MV @ weight_VC)
@@ -306,7 +310,8 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     # While loss.backward() computes gradients, DDP averages over the ranks those that are ready, a
     # bucket at a time. For that the compiler cuts its graph into as many parts (technique 8).
     ddp_model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    logging.getLogger("torch._dynamo.variables.ctx_manager").setLevel(logging.ERROR)  # no warning
+    # DDP marks its parts for a profiler, which the compiler would warn that it leaves out.
+    logging.getLogger("torch._dynamo.variables.ctx_manager").setLevel(logging.ERROR)
     return torch.compile(ddp_model) if config.compile else ddp_model
 
 
@@ -331,7 +336,7 @@ def compute_loss(model: nn.Module, x_BT: torch.Tensor, y_BT: torch.Tensor) -> to
 
 
 def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """Stands apart, so that patches can replace it."""
+    """Backpropagates, and updates the weights."""
     loss.backward()
     optimizer.step()
 
@@ -372,7 +377,7 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
                 times = [now(config.device)]  # the clock starts again
             if done:
                 break
-        run.epoch(epoch + 1, model, data.tokenizer)  # a sample, not timed either
+        run.epoch(epoch + 1, sample(model, data.tokenizer, config))  # not timed either
         if done:
             break
 
@@ -462,7 +467,7 @@ def set_up_pytorch() -> None:
     os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # technique 8: cruder exp
     # Technique 14: a later start finds ChunkedLoss compiled; the cache's key has its code.
     os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE_ALLOW_CUSTOM_AUTOGRAD", "1")
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # technique 12: fewer page faults
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # technique 12: huge pages on a CPU
     if not torch.cuda.is_available() and platform.libc_ver()[0] == "glibc":
         # Technique 15: freed memory stays for the next step.
         ctypes.CDLL(None).mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
@@ -474,14 +479,16 @@ def set_up_pytorch() -> None:
 # ---- Plumbing: hardware, memory, record, settings, errors --------------------------------------
 
 def make_compiler_folder() -> None:
-    """Makes the folder for compiled code: the one that the user names, else one in ~/.cache."""
+    """Makes the folder for compiled code that the user names, so that it can't fail later; if none
+    is named, chooses one."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if not folder:
+        keep_compiled_code()
+        return
     try:
-        os.makedirs(folder or ".", exist_ok=True)
+        os.makedirs(folder, exist_ok=True)
     except OSError as error:
         raise UserError(f"{first_line(error)} (see TORCHINDUCTOR_CACHE_DIR)") from None
-    if folder is None:
-        keep_compiled_code()
 
 
 def keep_compiled_code() -> None:
@@ -574,9 +581,9 @@ def warn_of_compiler_bugs(config: Config) -> None:
 
 
 def hint_at_short_run(steps: int, device: torch.device) -> None:
-    """Suggests --no-compile, in a terminal only, for runs too short to repay compiling: on two CPU
-    cores it broke even after 140 steps, with an empty cache; on a GPU nobody has measured it."""
-    if device.type == "cpu" and steps < 70 and sys.stdout.isatty():
+    """Suggests --no-compile, in a terminal, for runs of less than half of the steps that repay
+    compiling: 140 on two CPU cores, with an empty cache; on a GPU nobody has measured it."""
+    if device.type == "cpu" and steps < 140 / 2 and sys.stdout.isatty():
         print(f"{steps} steps: the first time, compiling takes longer than it saves here;"
               " to train without it: --no-compile\n")
 
@@ -617,12 +624,12 @@ def describe_machine(device: torch.device) -> dict[str, str | int | None]:
 class Run:
     """Prints the log and writes the record: one JSON object per line. No weights are saved."""
 
-    file = None  # until start() opens it
+    def __init__(self):
+        self.file, self.seconds, self.average = None, [], None  # start() opens the file
     memory = {}  # once an epoch has ended: that of the rank with the most
 
     def start(self, model: nn.Module, data: Data, config: Config) -> None:
-        self.config, self.seconds, self.average = config, [], None
-        self.attention = attention_backend(model, config)
+        self.config, self.attention = config, attention_backend(model, config)
         device, began = config.device, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         unique = os.urandom(3).hex()  # another machine may write into the same folder
         path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{unique}.jsonl")
@@ -659,33 +666,33 @@ class Run:
         print(f"Ep {epoch}, Step {step:06d}, Train: {train_loss:.3f}, Val: {val_loss:.3f}, "
               f"Step tok/sec: {rate:.0f}, Avg tok/sec: {self.average or 0:.0f}", flush=True)
 
-    def epoch(self, epoch: int, model: nn.Module, tokenizer: tiktoken.Encoding) -> None:
-        text, memory = sample(model, tokenizer, self.config), memory_gb(self.config.device)
+    def epoch(self, epoch: int, text: str) -> None:
+        memory = memory_gb(self.config.device)
         self.memory = memory = largest_over_ranks(memory)
         self.write("epoch", epoch=epoch, **memory, sample=text)
         print("".join(c if c.isprintable() else " " for c in text))
         print(f"Reserved memory: {memory['reserved_gb'] or math.nan:.4f} GB\n", flush=True)
 
     def end(self, status: str, error: str | None) -> None:
-        try:
-            memory = memory_gb(self.config.device) if error else self.memory  # of this rank alone
-            self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
-                       attention_backend=self.attention, **memory)
-            self.file.close()
-        except OSError as full:  # such as a full disk; an earlier error is printed already
-            sys.exit(1 if error else f"error: {full}")
+        memory = memory_gb(self.config.device) if error else self.memory  # of this rank alone
+        self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
+                   attention_backend=self.attention, **memory)
+        self.file.close()
         rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # the second may be slow
         if len(rates) >= 3:
             print(f"Median step tok/sec: {np.median(rates):.0f}")
 
 
-def configure(argv: list[str] | None = None) -> Config:
-    """Reads the settings. Exits with 2 for an invalid one; raises if the device doesn't work."""
-    parser = make_parser()
-    given = vars(parser.parse_args(argv))
+def read_options(argv: list[str] | None = None) -> dict:
+    """Returns the options that are given. Exits with 2 for an invalid one, with 0 after --help."""
+    return vars(make_parser().parse_args(argv))
+
+
+def configure(given: dict) -> Config:
+    """Returns the settings of a run with these options. Raises UserError if its device fails."""
     given["world_size"] = number_from_torchrun("WORLD_SIZE", 1)
     try:
-        device = choose_device(given.get("device"), parser)
+        device = choose_device(given.get("device"))
     except (RuntimeError, AssertionError) as error:  # AssertionError: a build without CUDA
         raise UserError(f"{first_line(error)} (see docs/troubleshooting.md)") from None
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
@@ -751,8 +758,9 @@ def file_name(text: str) -> str:
     return text
 
 
-def choose_device(kind: str | None, parser: argparse.ArgumentParser) -> torch.device:
-    """Returns this rank's GPU, or the CPU. Exits with 2 unless there is a process for each GPU."""
+def choose_device(kind: str | None) -> torch.device:
+    """Returns this rank's GPU, or the CPU. Raises UserError unless each rank has a GPU of its own,
+    or on a CPU unless torchrun started it."""
     gpus = 0
     if kind is None:
         kind = "cuda" if torch.cuda.is_available() else "cpu"
@@ -762,7 +770,8 @@ def choose_device(kind: str | None, parser: argparse.ArgumentParser) -> torch.de
     gpu = number_of_own_gpu(gpus)
     launched = all(map(os.environ.get, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")))
     if not launched or 0 < gpus <= gpu:
-        parser.error(f"a process per GPU: torchrun --nproc_per_node={gpus or 2} {parser.prog}")
+        how = f"torchrun --nproc_per_node={gpus or 2} {Path(__file__).name}"
+        raise UserError(f"start a process for each GPU: {how}")
     device = torch.device(f"cuda:{gpu}" if kind == "cuda" else "cpu")
     torch.ones(1, device=device).item()
     if device.type == "cuda":
@@ -880,9 +889,12 @@ def main() -> int:
     status, message, code = "complete", None, 0
     try:
         set_up_process(rank)
+        given = read_options()
         set_up_pytorch()
-        config = configure()
+        config = configure(given)
         join_ranks(config)
+        prepare_data_on_machines(config)
+        compare_ranks(config)
         data = load_data(config)
         fit_to_hardware(config)
         torch.manual_seed(config.seed + rank)  # for dropout; DDP starts all from rank 0's weights
@@ -895,8 +907,12 @@ def main() -> int:
         if rank == 0 or status not in ("interrupted", "diverged"):  # which end all ranks at once
             print(f"error: rank {rank}: {message}", file=sys.stderr)
     ignore_signals()
-    if run.file is not None:  # else it failed before run.start()
-        run.end(status, message)
+    try:
+        if run.file is not None:  # else it failed before run.start()
+            run.end(status, message)
+    except OSError as error:  # such as a full disk
+        print(f"error: {error}", file=sys.stderr)
+        code = 1
     return code
 
 

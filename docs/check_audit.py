@@ -6,11 +6,14 @@ expected.md has what somebody wrote down before each audit, and NAME.txt what th
 measured.json has the memory that others measured on GPUs, in MiB; audits.json what audits of the
 same steps predict, in bytes, and kitsune.json what torch-kitsune 0.7.0 does, in MiB. counted.json
 has what counted.py counts in programs that nobody measured, in bytes, at two batch sizes.
+rounds.jsonl has the milliseconds of each step of nanoGPT, its peak memory in GB and its last loss,
+by the techniques added; as-it-is.txt the audit's table before.
 """
 
 import csv
 import json
 import re
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -26,6 +29,7 @@ from gpt_speed.tables import Table, markdown, num_col, text_col  # noqa: E402
 
 LOGS = ROOT / "results" / "reference" / "audit"
 VERDICTS, MEMORY = LOGS / "2026-11-29", LOGS / "2026-11-29-memory"
+EXAMPLE = LOGS / "2026-11-29-example"
 HARDLY_DIFFER = {2, 4, 10, 12, 15}  # techniques that hardly do between programs on a CPU
 OUTCOMES = "right", "arguable", "wrong", "unknown"
 NAMES = {  # of the programs whose memory was measured
@@ -41,6 +45,88 @@ MODELS = dict(  # that nobody has measured
     t5="T5",
     mixtral="Mixtral, a mixture of experts",
 )
+
+
+# ---- The example
+
+
+TOKENS, WARM_UP = 512, 4  # of a step; steps left out of each run
+
+
+CHANGES = {  # to nanoGPT, by the numbers of the techniques
+    15: "#15, two variables of glibc",
+    5: "and #5, by autocast",
+    12: "and #12, a variable of PyTorch",
+}
+
+
+class Runs(NamedTuple):
+    """The runs of nanoGPT with the same techniques, in several rounds."""
+
+    milliseconds: list[float]  # a step, the median of each run
+    gb: float  # at the peak, the median of the runs
+    loss: float
+
+    @property
+    def middle(self) -> float:
+        return statistics.median(self.milliseconds)
+
+
+def runs_with(techniques: list[int]) -> Runs:
+    lines = (EXAMPLE / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
+    runs = [run for run in map(json.loads, lines) if run["techniques"] == techniques]
+    (loss,) = {run["loss"] for run in runs}
+    return Runs(
+        [statistics.median(run["ms"][WARM_UP:]) for run in runs],
+        statistics.median(run["gb"] for run in runs),
+        loss,
+    )
+
+
+def audit_table() -> str:
+    """Returns the table of the audit of nanoGPT as it is."""
+    log = (EXAMPLE / "as-it-is.txt").read_text(encoding="utf-8")
+    return log[log.index("| # |") :].partition("\n\n")[0].strip()
+
+
+def expected_gains() -> dict[int, float]:
+    """Returns the gains that the audit expects, in its order."""
+    rows = re.findall(r"^\| (\d+) \| .* ([\d.]+)× \| ", audit_table(), re.MULTILINE)
+    return {int(number): float(gain) for number, gain in rows}
+
+
+def example_table() -> Table:
+    """nanoGPT with one technique more in each row, what the audit expected and what was measured.
+    What the techniques save adds up, since the audit counts none of it twice."""
+    gains, left, techniques = expected_gains(), 1.0, []
+    start = runs_with([]).middle
+    rows = [row_of_runs("as it is", runs_with([]), None)]
+    for number, label in CHANGES.items():
+        techniques.append(number)
+        left -= 1 - 1 / gains[number]
+        rows.append(row_of_runs(label, runs_with(techniques), left * start))
+    columns = [
+        text_col("nanoGPT", "label"),
+        num_col("expected, ms a step", "expected", ".0f"),
+        num_col("measured", "middle", ".0f"),
+        num_col("fastest to slowest run", "range"),
+        num_col("tok/sec", "speed", ",.0f"),
+        num_col("GB", "gb", ".2f"),
+        num_col("loss", "loss", ".4f"),
+    ]
+    return Table(columns, rows)
+
+
+def row_of_runs(label: str, runs: Runs, expected: float | None) -> dict:
+    return dict(
+        label=label,
+        expected=expected,
+        middle=runs.middle,
+        range=f"{min(runs.milliseconds):.0f}–{max(runs.milliseconds):.0f}",
+        speed=1000 * TOKENS / runs.middle,
+        gb=runs.gb,
+        loss=runs.loss,
+    )
 
 
 # ---- Verdicts
@@ -135,53 +221,30 @@ def audited(name: str, batch: int, card: str) -> dict:
 
 
 def measured_table() -> Table:
-    """The memory that others measured, beside what the audit predicts of the same step."""
-    rows = []
-    for measured in kept("measured.json"):
-        memory = audited(measured["name"], measured["batch"], measured["card"])
-        for kind in ("allocated", "reserved"):
-            if kind in measured:
-                rows += rows_of(measured, kind, memory[kind] / MIB)
+    """The memory that others measured, beside what the audit predicts of the same step, in MiB."""
     columns = [
         text_col("step", "step"),
         text_col("GPU", "card"),
-        num_col("batch", "batch"),
-        text_col("MiB", "kind"),
         num_col("measured", "measured", ",.0f"),
         num_col("audit", "predicted", ",.0f"),
         num_col("error", "error", "+.1%"),
-        num_col("torch-kitsune", "kitsune", ",.0f"),
-        num_col("error", "kitsune_error", "+.1%"),
+        num_col("torch-kitsune's error", "kitsune_error", "+.1%"),
     ]
-    return Table(columns, rows)
+    return Table(columns, [*map(memory_row, kept("measured.json"))])
 
 
-def rows_of(measured: dict, kind: str, predicted: float) -> list[dict]:
-    """Returns the row of a figure; and, where models of an earlier run still lay on the GPU, that
-    of the figure without them."""
-    row = dict(
+def memory_row(measured: dict) -> dict:
+    """Returns the row of a figure, without models of an earlier run that still lay on the GPU."""
+    memory = audited(measured["name"], measured["batch"], measured["card"])
+    figure, predicted = measured["allocated"] - measured.get("left", 0), memory["allocated"] / MIB
+    return dict(
         step=NAMES[measured["name"]],
         card=measured["card"],
-        batch=measured["batch"],
-        kind=kind,
+        measured=figure,
         predicted=predicted,
-        kitsune=kept("kitsune.json")[measured["name"]],
+        error=predicted / figure - 1,
+        kitsune_error=kept("kitsune.json")[measured["name"]] / figure - 1,
     )
-    figures = {kind: measured[kind]}
-    if "left" in measured:
-        figures[f"{kind}, less {measured['left']:,.0f} of an earlier run"] = (
-            measured[kind] - measured["left"]
-        )
-    return [
-        row
-        | dict(
-            kind=text,
-            measured=figure,
-            error=predicted / figure - 1,
-            kitsune_error=row["kitsune"] / figure - 1,
-        )
-        for text, figure in figures.items()
-    ]
 
 
 def sample_table() -> Table:
@@ -232,7 +295,7 @@ def slopes(figures: dict[int, dict[str, float]]) -> dict[str, float]:
 
 
 def main() -> None:
-    for table in (verdict_table(), measured_table(), sample_table()):
+    for table in (example_table(), verdict_table(), measured_table(), sample_table()):
         print(markdown(table))
 
 

@@ -265,6 +265,53 @@ def accuracy(label: str, group: list[dict], rows: list[dict]) -> dict:
     )
 
 
+def program_table(rows: list[dict]) -> Table:
+    """Makes a line for each program with checks, or with figures of the last batch, and one for all
+    of them: how many were near when they were first predicted, and how many checks are today."""
+    before, checks = as_first_predicted(rows), chosen(rows, group="check")
+    names = list(dict.fromkeys(row["program"] for row in (*before, *checks)))
+    lines = [
+        program_line(name, chosen(before, program=name), chosen(checks, program=name))
+        for name in names
+    ]
+    lines.sort(key=lambda line: (-line["count"], line["program"]))
+    lines.append(program_line("**all**", before, checks))
+    return Table(
+        [
+            text_col("program", "program"),
+            num_col(f"of the last {len(before)}, within 20% at first", "first"),
+            num_col("errors", "first_errors"),
+            num_col("of the checks, within 20% today", "checks"),
+            num_col("errors", "check_errors"),
+        ],
+        lines,
+    )
+
+
+def program_line(name: str, before: list[dict], checks: list[dict]) -> dict:
+    return dict(
+        program=name,
+        count=len(before),
+        first=near_text(before),
+        first_errors=errors_text(before),
+        checks=near_text(checks),
+        check_errors=errors_text(checks),
+    )
+
+
+def near_text(group: list[dict]) -> str:
+    """Returns "7 of 9"; "" without figures."""
+    if not group:
+        return ""
+    return f"{sum(abs(row['error']) <= NEAR for row in group)} of {len(group)}"
+
+
+def errors_text(group: list[dict]) -> str:
+    """Returns the least and the greatest error, once where they are written alike."""
+    errors = sorted(row["error"] for row in group)
+    return " to ".join(dict.fromkeys(f"{error:+.0%}" for error in (*errors[:1], *errors[-1:])))
+
+
 def memory_table() -> Table:
     """Makes a line for each script of the published ladder: its memory, and what is predicted."""
     published_gb, lines = {name: run.reserved_gb for name, run in published().items()}, []
@@ -367,7 +414,7 @@ def name_misses(axes, rows: list[dict]) -> None:
 
 def main() -> None:
     rows = compared()
-    print(markdown(accuracy_table(rows), memory_table()))
+    print(markdown(program_table(rows), accuracy_table(rows), memory_table()))
     for row in rows:
         print(
             f"{row['source']}, {row['card']}, batch {row['batch']}: {row['tok_per_sec']:,}"

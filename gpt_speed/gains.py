@@ -13,7 +13,6 @@ FILE = Path(__file__).with_name("gains.json")  # which `measure.py readme` write
 OUR_SHARES = {
     "01-causal-mask": 0.006,
     "03-fused-adamw": 0.137,
-    "05-bfloat16": 0.44,  # of matmuls, the median of three beside other programs
     "06-native-layers": 0.094,
     "07-flash-attention": 0.077,
     "09-padded-vocabulary": 0.644,

@@ -52,6 +52,12 @@ FIELDS = {  # of a patch's header: the form of each, and what it says
     "Source": (r".+", "where it is described"),
     "Use": (r".+", "when to use it"),
     "Limits": (r".+", "where it gains nothing, what it costs, or what isn't checked"),
+    "Compiled": (
+        r"(?:yes|little|no|not measured|part of it)\b.*",
+        "whether it still gains in a compiled bfloat16 script: `yes`, `little`, `no`,"
+        " `not measured`, or `part of it`, and why",
+    ),
+    "Code": (r".+", "what to write into another script"),
     "Published": (PUBLISHED, "the published figures: `27,648 tok/sec, 26.2422 GB[ on 4 GPUs]`"),
     "Group": (r"[a-z]+(?:-[a-z]+)*", "the first words of a variant's name; no two go together"),
     "Excludes": (r"[a-z0-9-]+(?:, [a-z0-9-]+)*", "variants of other groups that it excludes"),

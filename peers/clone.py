@@ -189,9 +189,9 @@ def compute_loss(model: TheirModel, x_BT, y_BT) -> torch.Tensor:
     return model.compute_loss(x_BT, y_BT)
 
 
-def configure(own_configure, dtype: str, argv: list[str] | None = None):
+def configure(own_configure, dtype: str, given: dict):
     """Returns the settings that 00 makes of its options, with a peer's vocabulary and type."""
-    return replace(own_configure(argv), vocab_size=VOCABULARY, dtype=dtype)
+    return replace(own_configure(given), vocab_size=VOCABULARY, dtype=dtype)
 
 
 def record_of(own_run: type) -> type:

@@ -187,7 +187,7 @@ def config_of(options: Options) -> orig.Config:
     experiment, trainer = options
     device = experiment.device or default_device()
     model = experiment.model or MODEL[device]
-    config = orig.configure(["--device", device, "--model", model])
+    config = orig.configure(dict(device=device, model=model))
     batch_size = experiment.batch_size or trainer.per_device_train_batch_size
     return replace(
         config,
@@ -312,6 +312,7 @@ def config_with_shape(config: orig.Config, shape, experiment: Experiment) -> ori
 def read_tokens(experiment: Experiment, config: orig.Config) -> orig.Data:
     """Returns the tokens in --data, or those of the text to fine-tune on. Raises orig.UserError."""
     if not experiment.train_file:
+        orig.prepare_data(config)
         return orig.load_data(config)
     try:
         tokenizer = TextTokenizer(AutoTokenizer.from_pretrained(experiment.model_name_or_path))
@@ -350,6 +351,7 @@ class TrainerRecord(orig.Run):
     """00's record, which also tells the Trainer's version and options."""
 
     def __init__(self, options: Options):
+        super().__init__()
         self.options = options
 
     def start(self, model, data, config) -> None:
@@ -397,7 +399,8 @@ class Stopwatch(TrainerCallback):
             self.times = [orig.now(self.config.device)]
 
     def on_epoch_end(self, args, state, control, **_):
-        self.run.epoch(self.epoch_of(state.global_step), self.model, self.data.tokenizer)
+        text = orig.sample(self.model, self.data.tokenizer, self.config)
+        self.run.epoch(self.epoch_of(state.global_step), text)
 
     def has_log_line(self, step: int) -> bool:
         """Tells whether 00 logs after a step, counted from 1, that isn't the last one."""
@@ -506,8 +509,12 @@ def main() -> int:
     except (Exception, KeyboardInterrupt) as error:
         status, message, code = orig.explain(error)
         print(f"error: {message}", file=sys.stderr)
-    if run.file is not None:  # else it ended before its start
-        run.end(status, message)
+    try:
+        if run.file is not None:  # else it ended before its start
+            run.end(status, message)
+    except OSError as error:  # such as a full disk
+        print(f"error: {error}", file=sys.stderr)
+        code = 1
     return code
 
 

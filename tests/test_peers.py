@@ -2,12 +2,23 @@
 
 import re
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import ROOT, call_main, load, read_record, small, write_tokens
-from made_up import CPU, MACHINE, carry_out, cells_of, setup_of, shown, speeds_of, write_journal
+from made_up import (
+    CPU,
+    MACHINE,
+    carry_out,
+    cells_of,
+    rounds_of,
+    setup_of,
+    shown,
+    speeds_of,
+    write_journal,
+)
 from matplotlib import pyplot as plt
 
 from bench.analysis.folders import newest_in
@@ -21,6 +32,7 @@ from bench.report.notes import WIDE_LEGEND, WIDE_MARK
 from bench.report.showable import excerpts_of, text_of
 from bench.studies import all_studies, peers
 from gpt_speed.common import UserError
+from gpt_speed.tables import markdown
 
 STUDY = all_studies()["peers"]
 NANOGPT = """
@@ -385,9 +397,11 @@ def test_what_is_shown(setup_for, tmp_path, clones, machine):
     runs[1] |= dict(error="it broke")
     write_journal(setup.results, "peers", plan, runs, machine)
     (rows,) = newest_in(setup.results, "peers")
-    text = text_of(STUDY, rows)
-    cells = cells_of(text)
-    assert [*cells] == [run.label for run in plan.runs]
+    text, tables = text_of(STUDY, rows), STUDY.tables(rows)
+    assert [row.run for table in tables for row in table.rows] == plan.runs
+    assert all(markdown(table) in text for table in tables)
+    cells = cells_of(markdown(tables[0]))
+    assert [*cells] == [row.label for row in tables[0].rows]
     assert cells["nanoGPT"]["weights"] == "float32, bfloat16 by autocast"
     assert cells["nanoGPT"]["× nanoGPT"] == ""
     assert cells["01"]["× nanoGPT"].strip("*") == f"{rows[[*cells].index('01')].factor:.2f}"
@@ -396,11 +410,56 @@ def test_what_is_shown(setup_for, tmp_path, clones, machine):
     assert cells[plan.runs[1].label]["× nanoGPT"] == "failed: it broke"
     assert STUDY.has_failed(rows.measured) and WIDE_LEGEND not in text
     assert [*excerpts_of(STUDY, rows)] == ["peers-dropout-0"]
-    title = peers.finding_of_01(rows) or STUDY.title
+    title = peers.finding_of_01(tables[0].rows) or STUDY.title
     assert any(text.startswith(title) for text in shown(STUDY.picture(rows)))
     # The stand-ins are no clones, and not the files that the figures are of.
     own = peers.sha256((clones["nanogpt"] / "model.py").read_bytes())
     assert f"SHA-256 {own[:12]}" in text and text.count("isn't that of commit") == 2
+
+
+def test_huge_pages_have_a_table_of_their_own(setup_for):
+    """Its speedups are over nanoGPT with huge pages, of which those of nanoGPT itself are told
+    below; in the picture as well."""
+    setup = setup_for()
+    (plan,) = STUDY.plans(setup)
+    speeds = dict.fromkeys((run.name for run in plan.runs), 1000.0)
+    speeds |= {
+        "nanogpt-huge-pages": 2222.0,
+        "01_opt_single_gpu": 4000.0,
+        "01_opt_single_gpu-huge-pages": 5555.0,
+    }
+    runs = []
+    for place, (name, speed) in enumerate(speeds.items()):
+        noise = [1 + ((7 * place + 5 * number) % 11 - 5) / 10_000 for number in range(4)]
+        runs += rounds_of(name, *(speed * factor for factor in noise))
+    write_journal(setup.results, "peers", replace(plan, rounds=4), runs)
+    (rows,) = newest_in(setup.results, "peers")
+    small, huge = STUDY.tables(rows)
+    assert (small.caption, huge.caption) == peers.CAPTIONS
+    for table, factor in ((small, "4.00"), (huge, "2.50")):
+        cells = cells_of(markdown(table))
+        assert [*cells][:2] == ["nanoGPT", "nanoGPT, float32"] and len(cells) == 6
+        assert cells["nanoGPT"]["× nanoGPT"] == cells["nanoGPT"]["95%"] == ""
+        assert cells["01"]["× nanoGPT"] == f"**{factor}**"
+    assert "Huge pages make nanoGPT 2.22 times as fast (95%: " in text_of(STUDY, rows)
+    figure = STUDY.picture(rows)
+    texts = shown(figure)
+    first, last = (text for text in texts if "times as fast as nanoGPT" in text)
+    assert first.startswith("01 is 4.00 ") and last.startswith("With huge pages for every program")
+    assert "01 is 2.50 times" in last
+    (of_nanogpt,) = (text for text in texts if text.startswith("2,22"))
+    assert "×" not in of_nanogpt
+    speed, _, with_huge, _ = figure.axes
+    assert speed.get_xlim() == with_huge.get_xlim()
+
+
+def test_programs_that_all_have_huge_pages_have_one_table(setup_for):
+    setup = setup_for("--largest", CPU)
+    plan = next(STUDY.plans(setup))
+    write_journal(setup.results, "peers", plan, speeds_of(plan))
+    (rows,) = newest_in(setup.results, "peers")
+    (table,) = STUDY.tables(rows)
+    assert table.caption == "" and [row.run for row in table.rows] == plan.runs
 
 
 def test_a_clones_commit(setup_for, monkeypatch):

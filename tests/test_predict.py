@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from argparse import ArgumentTypeError, Namespace
+from itertools import pairwise
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -827,7 +828,12 @@ def test_the_picture_shows_what_the_page_begins_with(rows):
     near = [row for row in CHECK.as_first_predicted(rows) if abs(row["error"]) <= CHECK.NEAR]
     (subfigure,) = CHECK.picture(rows).subfigs
     assert subfigure.get_suptitle().startswith(f"{len(near)} of the last 24 figures")
-    assert f"{len(near)} of the last 24" in (ROOT / "docs" / "predictions.md").read_text()
+    page = " ".join((ROOT / "docs" / "predictions.md").read_text().split())
+    assert f"{len(near)} of the last 24" in page
+    others = [row for row in CHECK.as_first_predicted(rows) if row["program"] != "MPT"]
+    assert f"without MPT {CHECK.near_text(others)}" in page
+    too_fast = [row for row in others if row["error"] > CHECK.NEAR]
+    assert (24 - len(near), len(too_fast)) == (9, 7) and "of the nine misses seven" in page
 
 
 def test_the_range_by_all_other_programs():
@@ -859,6 +865,7 @@ def test_pages_have_the_tables(rows):
     def text_of(page: str) -> str:
         return (ROOT / "docs" / f"{page}.md").read_text()
 
+    assert markdown(CHECK.program_table(rows)) in text_of("predictions")
     assert markdown(CHECK.accuracy_table(rows)) in text_of("predictions")
     assert markdown(CHECK.memory_table()) in text_of("predictions")
     times = shipped.prediction_of("01", CHECK.GPT2).seconds(32, CARDS["H100"])
@@ -872,6 +879,32 @@ def test_pages_have_the_tables(rows):
 def test_what_others_measured(card, text):
     """Of each program that resembles 01 the fastest; the RTX 3090's has assumed settings."""
     assert prediction_tables.thousands_of_others(card) == text
+
+
+def test_the_largest_batches_of_a_gpu():
+    """A "?" marks one that fits without a margin. Float32 weights never fit where bfloat16 ones
+    don't; on a GPU without bfloat16 units 01 has them anyway."""
+    lines = {line.card: line for line in prediction_tables.gpus_table().rows}
+    assert lines["RTX 4090"][2:5] == (4, "32 (64?)", "32")
+    assert (lines["RTX 3080"].optimized, lines["RTX 3080"].float32) == ("16", "8 (16?)")
+    assert lines["T4"].optimized == lines["T4"].float32
+    page = " ".join((ROOT / "docs" / "gpus.md").read_text().split())
+    fast, slow = (lines[card].speed.replace("–", " to ") for card in ("RTX 4090", "RTX 3090"))
+    assert f"{fast} thousand tok/sec on the RTX 4090 and {slow} thousand on the RTX 3090" in page
+    for line in lines.values():
+        bfloat16, float32 = (int(text.split()[0]) for text in (line.optimized, line.float32))
+        assert line.baseline < float32 <= bfloat16, line.card
+
+
+def test_the_memory_of_each_batch_size():
+    """Of 32 what the page says, and more with each batch; float32 weights take more."""
+    lines = {line.batch: line for line in prediction_tables.memory_table().rows}
+    optimized, float32, _ = lines[32][1:]
+    assert f"{optimized:.1f}" == "11.9" and f"{float32:.1f}" == "16.2"
+    assert list(lines) == sorted(lines)
+    for line, larger in pairwise(lines.values()):
+        assert line.optimized < line.float32 < line.baseline
+        assert all(less < more for less, more in zip(line, larger, strict=True))
 
 
 def test_rules_count_what_differs():

@@ -7,7 +7,6 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -31,8 +30,9 @@ from bench import cli
 from bench.analysis import claims
 from bench.analysis.folders import newest_in, rows_in
 from bench.analysis.gains import Gain
-from bench.analysis.rows import Goal, Rows, printed
+from bench.analysis.rows import Comparison, Goal, Rows, printed
 from bench.analysis.totals import totals_in
+from bench.analysis.tuning import EPOCH_LOSS
 from bench.common import REFERENCE
 from bench.measure.journal import read_journal
 from bench.measure.look import read_look
@@ -49,7 +49,7 @@ from bench.report import (
 from bench.report.machine_section import headline
 from bench.report.notes import full_notes, provenance
 from bench.report.pictures import place_of
-from bench.report.tables import full_table
+from bench.report.tables import full_table, range_text
 from bench.report.to_loss import speedup_with_interval
 from bench.studies import all_studies, time_to_loss
 from gpt_speed import children
@@ -194,6 +194,9 @@ def test_one_figure_for_one_thing():
     for number, text in (own | {9: own[10]}).items():
         assert f"{gains[number].factor:.2f}" == text
     assert (gains[9].together_with, gains[10].together_with) == ((10,), (9,))
+    assert (f"{gains[9].memory:.2f}", f"{gains[10].memory:.2f}") == ("0.99", "3.79")  # apart
+    line = next(line for line in claims.Claims(REFERENCE).contributions() if 15 in line.numbers)
+    assert gains[15].at_most and gains[15].factor == line.speed and gains[15].memory == line.memory
 
 
 def test_a_column_holds_the_gains_of_its_machine():
@@ -231,6 +234,33 @@ def test_a_missing_cell_says_why():
     assert [line[1:] for line in lines] == [["–", "unclear", "–"], ["*1.10*", "–", "*0.80*"]]
 
 
+def test_variants_without_figures_are_named():
+    """And no variant that can't be composed any more has a line."""
+    one, other = stack.load_variants()[:2]
+    measured = variant_pages.Variant(one.name, one.name, [Gain("H100", 1.5, 1.0)])
+    text = variant_pages.without_figures([one, other], [measured])
+    assert f"(#{other.name})" in text and one.name not in text
+    assert not variant_pages.without_figures([one], [measured])
+    gone = variant_pages.Variant("head-cce", *variant_pages.GONE, [Gain("H100", 0.5, 1.0)])
+    assert gone.changes_something and not gone.is_shown
+
+
+def test_a_step_of_another_day_says_so():
+    """It has no interval, and isn't predicted."""
+    (label,) = [label for label in variant_pages.STEPS if label.endswith("batch 4")]
+    gains = {key[1]: gain for key, gain in variant_pages.step_gains()}
+    assert gains.keys() == variant_pages.STEPS.keys()
+    assert technique_pages.speed_text(gains[label]) == "1.91"
+    assert variant_pages.interval_cell(gains[label]) == "two turns"
+
+
+def test_a_long_diff_is_linked(monkeypatch):
+    patch = stack.load()[0]
+    assert "```diff" in technique_pages.diff_text(patch)
+    monkeypatch.setattr(technique_pages, "LONG", 5)
+    assert technique_pages.diff_text(patch).startswith(f"[Its diff](../{patch.file})")
+
+
 def test_lines_of_a_diff(monkeypatch):
     diff = "--- a/00.py\n+++ b/00.py\n@@ -1,3 +1,3 @@\n a\n-b\n+c\n+d\n \n"
     monkeypatch.setattr(technique_pages, "diff_of", lambda patch: diff)
@@ -259,13 +289,15 @@ def test_the_title_of_times_to_a_loss():
 
 @pytest.fixture
 def h200_times(tmp_path, monkeypatch):
-    """A copy of the journal that the picture of losses over seconds is of."""
+    """A copy of the journals that the picture of losses over seconds is of."""
     monkeypatch.setattr(to_loss, "MACHINE", tmp_path)
-    return Path(shutil.copy(REFERENCE / "nvidia-h200" / "time-to-loss.jsonl", tmp_path))
+    for study in ("search", "time-to-loss"):
+        shutil.copy(REFERENCE / "nvidia-h200" / f"{study}.jsonl", tmp_path)
+    return tmp_path / "time-to-loss.jsonl"
 
 
-def test_a_curve_is_of_the_script_that_the_legend_names(h200_times):
-    """Wherever its row stands in the journal."""
+def test_a_curve_is_of_the_script_that_its_label_names(h200_times):
+    """Wherever its row stands in the journal; its label ends with the seconds of the table."""
     lines = [json.loads(line) for line in h200_times.read_text(encoding="utf-8").splitlines()]
     for line in lines:
         if line["event"] == "study":
@@ -274,16 +306,39 @@ def test_a_curve_is_of_the_script_that_the_legend_names(h200_times):
     h200_times.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     (rows,) = newest_in(h200_times.parent, "time-to-loss")
     by_script = {str(row.run.script): row for row in rows}
-    figure = to_loss.loss_over_seconds()
-    curves = {line.get_label(): line for line in figure.axes[0].get_lines()}
-    for script, label in to_loss.CURVES.items():
-        losses = [point.val_loss for point in by_script[script].trainings[0].points]
+    (axes,) = to_loss.loss_over_seconds().axes
+    curves = {line.get_label(): line for line in axes.get_lines()}
+    texts = {text.get_text() for text in axes.texts}
+    for label, seconds in {
+        "00": "14.5",
+        "01, training alone": "1.9",
+        "01, warm start": "10.9",
+        "01, cold start": "27.0",
+    }.items():
+        losses = [point.val_loss for point in by_script[label[:2]].trainings[0].points]
         assert list(curves[label].get_ydata()) == losses, label
+        assert f"{label}\n{seconds} s" in texts
 
 
 def test_a_curve_that_the_journal_lacks_is_named(h200_times):
-    drop_runs(h200_times, "variant-optimizer-muon+compile-blocks-batch-4-rate-0.001")
-    with pytest.raises(UserError, match="no times to a loss of optimizer-muon.compile-blocks in"):
+    drop_runs(h200_times, "01_opt_single_gpu-batch-8-rate-0.0005")
+    with pytest.raises(UserError, match="no time to a loss of 01 in"):
+        to_loss.loss_over_seconds()
+
+
+def test_a_warm_start_is_one_after_the_first_of_the_same_script(h200_times):
+    """Of a search's three starts of 01 the first compiled for 26 seconds."""
+    (rows,) = newest_in(h200_times.parent, "time-to-loss")
+    (row,) = (row for row in rows if row.run.stage == "01")
+    searched = rows_in(h200_times.parent, "search")
+    assert len([other for other in searched if other.run.name == row.run.name]) == 3
+    assert to_loss.warm_excess(row, searched) == pytest.approx(9.05, abs=0.01)
+    assert to_loss.warm_excess(row, []) is None
+    search = h200_times.parent / "search.jsonl"
+    source = row.record.start["source_sha256"]
+    search.write_text(search.read_text(encoding="utf-8").replace(source, "0" * 64))
+    assert to_loss.warm_excess(row, rows_in(search.parent, "search")) is None
+    with pytest.raises(UserError, match="no warm start of 01 in"):
         to_loss.loss_over_seconds()
 
 
@@ -295,6 +350,15 @@ def test_what_was_measured(shown):
         " length per run."
         " Matmul throughput (matmul peak): float32 1.00, TF32 2.00, bfloat16 4.00 TFLOP/s."
     )
+
+
+def test_a_note_tells_how_long_the_runs_were(shown):
+    """Of several lengths, also after how many tokens losses are compared."""
+    a, b = dict(name="a"), dict(name="b")
+    _, notes = shown(plan_of("a", "b"), [a, b])
+    assert " 8,192 tokens per run. " in notes[0]
+    _, notes = shown(plan_of("a", "b"), [a, b | dict(steps=32)], id="2")
+    assert " 8,192 to 32,768 tokens per run; losses are those after 4,096. " in notes[0]
 
 
 def test_provenance(tmp_path):
@@ -595,7 +659,7 @@ def test_the_pages_are_what_the_command_writes():
         blocks |= {block["name"] for block in readme.BLOCK.finditer(text)}
         assert update(text, readme.SHOWN) == text, path.name
     assert readme.BLOCKS.keys() | readme.MACHINE_BLOCKS.keys() <= blocks
-    assert all({"Use", "Limits"} <= patch.fields.keys() for patch in stack.load())
+    assert all({"Use", "Limits", "Compiled"} <= patch.fields.keys() for patch in stack.load())
     assert readme_tables.EFFECTS.keys() <= {patch.name for patch in stack.load()}
 
 
@@ -682,7 +746,7 @@ def generated() -> dict[str, str]:
     [
         ("autocast", "nvidia-h100/variants", "variant-precision-autocast"),
         ("h100-technique-8", "nvidia-h100/ladder", "08-torch-compile"),
-        ("over-nanogpt", "nvidia-h100/steps", None),
+        ("h100-speedup", "nvidia-h100/steps", None),
         ("seconds-01", "nvidia-h200/time-to-loss", None),
     ],
 )
@@ -734,8 +798,8 @@ def test_readme_stays_as_it_is_with_the_same_logs(reference):
         (
             "nvidia-h100/ladder",
             "14-chunked-head",
-            "hardware contributions speedup-picture h100-optimized h100-optimized-thousands"
-            " h100-mfu h100-speedup h100-speedup-interval h100-after-8 h100-11-to-15",
+            "hardware contributions speedup-picture h100-optimized h100-mfu h100-speedup"
+            " h100-after-8 h100-11-to-15",
         ),
         (
             "nvidia-h100/ladder",
@@ -745,7 +809,7 @@ def test_readme_stays_as_it_is_with_the_same_logs(reference):
         (
             "nvidia-h100/variants",
             "variant-precision-autocast",
-            "autocast autocast-over-nanogpt",
+            "autocast",
         ),
         ("nvidia-h200/stages", "01_opt_single_gpu", "hardware"),
         (
@@ -824,16 +888,14 @@ def test_changed_single_steps_change_readme(reference):
     path = reference / "nvidia-h100" / "steps.json"
     records = json.loads(path.read_text())
     for record in records:
-        if record.get("name") == "nanoGPT" and "tok_s" in record:
+        if record.get("name") == "published 01" and "tok_s" in record:
             record["tok_s"] /= 2
     before = generated()
     path.write_text(json.dumps(records))
     after = generated()
     changed = {name for name in before if after[name] != before[name]}
-    assert changed == {"over-nanogpt", "autocast-over-nanogpt", "speedup-picture"}
-    assert float(after["over-nanogpt"]) == pytest.approx(
-        2 * float(before["over-nanogpt"]), abs=0.02
-    )
+    assert changed == {"h100-11-to-15"}
+    assert float(after["h100-11-to-15"].split("–")[-1]) > 100  # percent
 
 
 def test_a_changed_prediction_changes_readme(reference):
@@ -893,12 +955,9 @@ def test_the_xeons_typed_range_is_that_of_the_logs():
 def test_the_h100s_typed_range_is_that_of_the_logs():
     """From the slowest session of single steps to the ladder that README cites."""
     known = claims.Claims(REFERENCE)
-    sessions: dict[tuple, list[float]] = {}
-    for name in ("01", claims.WITH_FAST_MATH):
-        for session, speed in known.steps.speeds(name):
-            sessions.setdefault((name, session), []).append(speed)
-    slowest = min(map(median, sessions.values())) / known.baseline.tok_per_sec
-    says = f"the H100's range is {slowest:.1f}–{known.optimized.factor_baseline:.1f}"
+    ladder, speedups = known.optimized.factor_baseline, known.speedups_on("nvidia-h100")
+    assert len(speedups) == 5 and max(speedups) == ladder
+    says = f"the H100's range is {min(speedups):.1f}–{ladder:.1f}"
     assert says in unwrapped("docs/results.md")
 
 
@@ -917,22 +976,59 @@ def test_the_xeons_typed_count_of_variants_is_that_of_the_logs():
     assert f"; {COUNTS[slower]} are slower." in page
 
 
-def speedup_to_loss(machine: str, label: str) -> str:
-    """Of the row whose label begins so, to the first target."""
-    (speedup,) = {
-        f"{row.speedup(Goal(next(iter(row.plan.targets.values())))).factor:.1f}×"
+def test_the_typed_times_to_a_loss_are_those_of_the_table():
+    page = unwrapped("docs/time-to-loss.md")
+    rows = rows_of_text(readme.block_text("to-loss-epoch", REFERENCE / "nvidia-h200"))
+    (_, _, _, _, of_00, *_), (_, _, _, _, cold, _, warm, _, alone), *_ = rows
+    assert f"it took {cold} seconds, and `00` {of_00}" in page
+    assert f"With a warm cache, yes: {warm} seconds" in page
+    assert f"is **{alone.split('**')[1]} as fast**" in page
+    _, optimized, muon, modern = rows_of_text(readme.block_text("to-loss-epoch", REFERENCE / XEON))
+    factor, interval = optimized[5].replace("*", "").strip(")").split(" (")
+    assert f"{optimized[4]} seconds, {factor} as fast (95%: {interval})" in page
+    factor, interval = modern[5].replace("*", "").strip(")").split(" (")
+    assert f"Muon took {muon[4]} and the modern model with Muon {modern[4]} seconds, " in page
+    assert f"seconds, {factor} as fast ({interval})" in page
+
+
+@pytest.mark.parametrize(("machine", "column"), [("nvidia-h200", 2), (XEON, 3)])
+def test_the_typed_gains_of_records_are_over_01_alone(machine, column):
+    """Muon's, and the modern model's with it, to the loss of one epoch, without compiling."""
+    page = (ROOT / "docs/records.md").read_text(encoding="utf-8")
+    typed = [row[column] for row in rows_of_text(page.partition("**Variants**")[2])]
+    (rows,) = (
+        rows
         for rows in newest_in(REFERENCE / machine, "time-to-loss")
-        for row in rows
-        if row.label.startswith(label)
-    }
-    return speedup
+        if rows.measured.kind == "epoch"
+    )
+    optimized = next(row for row in rows if row.run.stage == "01")
+    (target,) = rows.measured.plan.targets.values()
+    for cell, script in zip(typed, ("optimizer-muon", "model-modern"), strict=True):
+        row = next(row for row in rows if str(row.run.script).startswith(script))
+        gain = Comparison(row, optimized, Goal(target))
+        low, high = gain.interval
+        assert cell == f"{gain.factor:.2f}× ({low:.2f}–{high:.2f})"
 
 
-def test_the_typed_times_to_a_loss_are_those_of_the_logs():
-    """The one that lies so near to the next figure that rounding twice gives another one."""
-    text = (ROOT / "docs/time-to-loss.md").read_text(encoding="utf-8")
-    h200 = speedup_to_loss("nvidia-h200", "01, batch 8")
-    assert f"reaches `00`'s loss {h200} as fast on an H200" in text
+def test_the_h200s_typed_second_starts_are_those_of_the_logs():
+    """First steps of the search, and with them the seconds to the loss, of each script at its best
+    settings."""
+    folder = REFERENCE / "nvidia-h200"
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    text = text[text.index("## A second start") :]
+    typed = rows_of_text(text[: text.index("\n## ", 1)])
+    base, *rows = to_loss.tuned_rows("epoch", folder)
+    goal = Goal(rows[0].plan.targets[EPOCH_LOSS], with_first_step=True)
+    searched = [row for kind in newest_in(folder, "search") for row in kind]
+    for row, (_, first, again, to_the_loss, factors) in zip(rows, typed, strict=True):
+        runs = [other.record for other in searched if other.run.name == row.run.name]
+        runs.sort(key=lambda record: record.start["time"])
+        cold, *warm = [record.first_step_seconds for record in runs]
+        assert (first, again) == (f"{cold:.1f}", ", ".join(f"{s:.1f}" for s in sorted(warm)))
+        trained = row.seconds_to(goal.loss) - row.record.tokens_per_step / row.tok_per_sec
+        seconds = [trained + first_step for first_step in warm]
+        assert to_the_loss == range_text(seconds, ".1f")
+        assert factors == range_text([base.seconds_to(*goal) / time for time in seconds], ".1f")
 
 
 def test_a_table_of_times_to_a_loss():
@@ -940,12 +1036,14 @@ def test_a_table_of_times_to_a_loss():
     all are compared to, no speedup."""
     rows = rows_of_text(readme.block_text("to-loss-epoch", REFERENCE / "nvidia-h200"))
     first, second, muon, _ = rows
-    assert first == ["00, batch 2, learning rate 0.0005", "30,479", "14.5", "", ""]
-    assert second[-2:] == ["**0.54×** (0.45–0.64)", "**7.4×** (6.5–8.6)"]
-    assert muon[0] == "Muon, regional compilation, batch 4, learning rate 0.001"
-    assert muon[-2:] == ["1.3× (1.0–1.6)", "**7.8×** (6.3–9.6)"]
+    assert first == ["00", "2", "0.0005", "30,479", "14.5", "", "14.4", "", ""]
+    assert second[:3] == ["01", "8", "0.0005"]
+    assert second[4:] == ["27.0", "**0.54×** (0.45–0.64)", "10.9", "1.3×", "**7.4×** (6.5–8.6)"]
+    assert muon[:3] == ["Muon, regional compilation", "4", "0.001"]
+    assert muon[5::3] == ["1.3× (1.0–1.6)", "**7.8×** (6.3–9.6)"]
     rows = rows_of_text(readme.block_text("to-loss", REFERENCE / XEON))
-    assert rows[1][2:4] == ["15.0", "8.0"]  # cold and warm
+    assert [rows[1][column] for column in (4, 6)] == ["15.0", "8.0"]  # cold and warm
+    assert rows[0][7] == ""  # 00's own factor, which is over its default run
 
 
 def anchors(path: Path) -> set[str]:
@@ -996,12 +1094,20 @@ def test_markers_that_do_not_serve(tmp_path, text, error):
 
 
 def test_each_variant_measured_on_the_gpu_has_a_use():
-    """In a table of at most ten rows."""
-    names, uses, *_ = zip(
-        *rows_of_text(readme.block_text("variants-on-gpu", REFERENCE)), strict=True
-    )
-    assert {re.findall("`(.+)`", name)[0] for name in names} == variant_pages.USES.keys()
+    """In a table of at most ten rows; a sentence names those without."""
+    text = readme.block_text("variants-on-gpu", REFERENCE)
+    names, uses, *_ = zip(*rows_of_text(text), strict=True)
+    assert [re.findall("`(.+)`", name)[0] for name in names] == [*variant_pages.USES]
     assert all(uses) and len(uses) <= 10
+    useless = text.rpartition("|\n")[2]
+    assert re.findall("`(.+?)`", useless) == [*variant_pages.USELESS]
+    measured = {
+        variant.label
+        for variants in variant_pages.variants_by_script().values()
+        for variant in variants
+        if variant_pages.is_measured(variant.on_gpu)
+    }
+    assert measured == {*variant_pages.USES, *variant_pages.USELESS, *variant_pages.GONE}
 
 
 def test_a_variant_without_a_purpose_is_named():
@@ -1059,6 +1165,17 @@ def test_single_runs_say_so(tmp_path, study, published, rounds, says):
     )
     assert headline(tmp_path).endswith(says)
     assert ("published" in headline(tmp_path)) is bool(study == "stages" and published)
+
+
+def test_runs_in_which_a_speedup_has_no_part_are_told(tmp_path):
+    """The speeds are medians of more runs than there are rounds of both."""
+    runs = [*rounds_of("a", 100, 100), *rounds_of("b", *[200] * 4)]
+    runs += rounds_of("a", 100, 100, seed=9)
+    write_journal(tmp_path, "ladder", plan_of("a", "b", rounds=2), runs)
+    assert headline(tmp_path).endswith("; medians of 4 runs each, the speedup over 2 rounds.")
+    runs += rounds_of("a", 100, seed=10)
+    write_journal(tmp_path, "ladder", plan_of("a", "b", rounds=2), runs, id="2")
+    assert headline(tmp_path).endswith("; medians of 4 and 5 runs, the speedup over 2 rounds.")
 
 
 def test_plot_results(tmp_path):

@@ -323,7 +323,7 @@ def test_without_options(bench, monkeypatch):
         monkeypatch.setenv(name, value)
     for stage in STAGES:
         script = bench.stages[stage]
-        config = script.configure([])
+        config = script.configure({})
         demo = dict(
             model="cpu-demo",
             layers=4,
@@ -368,7 +368,7 @@ def test_mps_is_not_compiled_for_by_default(stages, monkeypatch, capsys, options
     """Where PyTorch's compiled GPT gives NaN."""
     script, ones = stages["01_opt_single_gpu"], torch.ones
     monkeypatch.setattr(torch, "ones", lambda *size, device: ones(*size))
-    config = script.configure(["--device", "mps", *options])
+    config = script.configure(script.read_options(["--device", "mps", *options]))
     assert config.compile is compiled
     assert capsys.readouterr().out.count("Training without torch.compile") == (not compiled)
 
@@ -418,7 +418,6 @@ def test_of_several_machines_each_prepares_what_it_lacks(bench, tmp_path, monkey
     script, order, home = bench.stages["02_opt_multi_gpu_ddp"], [], tmp_path / "home"
     monkeypatch.setattr(script, "HERE", home)
     monkeypatch.setattr(script.Config, "data", str(home / "data"))
-    monkeypatch.setattr(script, "compare_ranks", lambda config: None)
     monkeypatch.setattr(script.subprocess, "run", lambda command: order.append("prepare"))
     (home / "data").mkdir(parents=True)
     (home / "data" / "prepare.py").touch()
@@ -433,12 +432,14 @@ def test_of_several_machines_each_prepares_what_it_lacks(bench, tmp_path, monkey
         monkeypatch.setattr(script, "dist", ranks)
         monkeypatch.setenv("LOCAL_RANK", str(local_rank))
         config = script.Config(data=script.Config.data)
+        script.prepare_data_on_machines(config)
+        assert order == expected
         with pytest.raises(script.UserError, match="no tokens in"):
             script.load_data(config)
-        assert order == expected
         order.clear()
     write_tokens(home / "data")  # a disk that all share: rank 4 doesn't prepare again
     config.context_length = 16
+    script.prepare_data_on_machines(config)
     script.load_data(config)
     assert order == ["barrier", "barrier"]
 
@@ -481,6 +482,7 @@ def steps_of(script, windows, batch: int, seed: int, rank: int = 0, ranks: int =
     )
     replaced = dict(
         evaluate=lambda *_: 1.0,
+        sample=lambda *_: "",
         make_optimizer=mock.Mock(),
         now=lambda _: 0.0,
         prepare_model=lambda model, config: model,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
+from statistics import median
 
 from bench.analysis.folders import has_gpu, rows_in
 from bench.analysis.rows import Comparison, Row, known_values, printed, ratio
@@ -27,6 +28,7 @@ SMALL_GAIN = 1.015
 
 COMPILE = "08-torch-compile"
 LAST_AT_BATCH_8 = "09-padded-vocabulary"  # the last technique with the batch size of 00
+OTHER_DAY = "ladder-2026-11-26"  # one long run of some techniques
 # This technique has no row in the H100's ladder. steps.json has its step together with fast math,
 # and whole scripts with both and with neither.
 ALLOCATOR = "15-kept-memory"
@@ -67,14 +69,12 @@ class Steps:
         """Returns the geometric mean over the sessions of both; None without."""
         return mean_ratio(self.speeds(name), self.speeds(over))
 
-    @property
-    def over_nanogpt(self) -> float | None:
-        return self.speedup("01", over="nanoGPT")
-
-    @property
-    def nanogpt(self) -> float | None:
-        """How many times as fast as 01 nanoGPT's step was."""
-        return self.speedup("nanoGPT")
+    def sessions(self, name: str) -> list[list[float]]:
+        """Returns the speeds of a change in each session that has it."""
+        by_start: dict[int, list[float]] = {}
+        for start, speed in self.speeds(name):
+            by_start.setdefault(start, []).append(speed)
+        return [*by_start.values()]
 
     @property
     def over_published(self) -> float | None:
@@ -166,10 +166,26 @@ class Claims:
         return self.ladder[COMPILE]
 
     @property
-    def speedup_at_batch_8(self) -> float | None:
-        """How many times as fast as the baseline the last script with its batch size is; of
-        medians, since one run was slow."""
-        return ratio(self.ladder[LAST_AT_BATCH_8].tok_per_sec, self.baseline.tok_per_sec)
+    def speedups_by_session(self) -> list[float | None]:
+        """How many times as fast as the ladder's baseline 01 was: the ladder's last script, and the
+        median step of 01 in each session of another day."""
+        ladder = ratio(self.optimized.tok_per_sec, self.baseline.tok_per_sec)
+        return [ladder, *self.speedups_of_steps]
+
+    @property
+    def speedups_of_steps(self) -> list[float | None]:
+        """How many times as fast as the ladder's baseline the median step of 01 was in each session
+        of single steps, which had no baseline."""
+        sessions = [median(speeds) for speeds in self.steps.sessions("01")]
+        return [ratio(speed, self.baseline.tok_per_sec) for speed in sessions]
+
+    @property
+    def speedups_at_batch_8(self) -> list[float | None]:
+        """How many times as fast as the ladder's baseline the last script with its batch size is:
+        the ladder's, and that of another day; of medians, since its runs vary."""
+        other_day = by_script(rows_in(self.h100, OTHER_DAY))
+        scripts = self.ladder[LAST_AT_BATCH_8], other_day[LAST_AT_BATCH_8]
+        return [ratio(row.tok_per_sec, self.baseline.tok_per_sec) for row in scripts]
 
     @property
     def published_script(self) -> Row:
@@ -196,21 +212,10 @@ class Claims:
         return known_values([steps["01"] / steps[PUBLISHED], whole])
 
     @property
-    def nanogpt_speedup(self) -> float | None:
-        """How many times as fast as the baseline nanoGPT is: a ratio of another day, times the
-        ladder's."""
-        return product(self.optimized.factor_baseline, self.steps.nanogpt)
-
-    @property
     def autocast_variant(self) -> Row:
-        """01 with float32 weights, as nanoGPT has them."""
+        """01 with float32 weights."""
         rows = [row for row in rows_in(self.h100, "variants") if not row.run.options]
         return by_script(rows)["precision-autocast"]
-
-    @property
-    def autocast_over_nanogpt(self) -> float | None:
-        """How many times as fast as nanoGPT that one is, by ratios of two days."""
-        return product(self.autocast_variant.factor, self.steps.over_nanogpt)
 
     @cached_property
     def steps(self) -> Steps:
@@ -247,8 +252,12 @@ class Claims:
         return [row.record.config["parameters"] for row in rows if row.record]
 
     def speedups_on(self, machine: str) -> list[float]:
-        """Returns how many times as fast as 00 01 was in each measurement of a machine."""
-        return totals_in(self.folder / machine)
+        """Returns how many times as fast as 00 01 was in each measurement of a machine; of the H100
+        also in those of single steps."""
+        totals = totals_in(self.folder / machine)
+        if machine == self.h100.name:
+            totals += known_values(self.speedups_of_steps)
+        return totals
 
     # ---- What each technique contributes on the H100
 
@@ -287,13 +296,6 @@ def by_script(rows: Iterable[Row]) -> dict[str, Row]:
 
 def by_stage(rows: Iterable[Row]) -> dict[str | None, Row]:
     return ByName((row.run.stage, row) for row in rows)
-
-
-def product(one: float | None, other: float | None) -> float | None:
-    """Returns None where one of them isn't known."""
-    if one is None or other is None:
-        return None
-    return one * other
 
 
 def contributions_of(ladder: Iterable[Row]) -> Iterator[Contribution]:

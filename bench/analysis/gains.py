@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.analysis.folders import every_row_in, has_gpu, machines, sessions_in
 from bench.analysis.rows import Row, Rows
-from bench.analysis.stats import SIGNIFICANT
+from bench.analysis.stats import SIGNIFICANT, mean_ratio
 from bench.catalogue import STAGES, Run
 from bench.machine import short_name, trained_in
 from gpt_speed.gains import Session
@@ -27,10 +27,11 @@ class Gain:
     memory: float | None
     folder: str = ""  # in results/reference, of the machine; none of a published gain
     device: str = "cuda"  # or "cpu"
-    source: str = "measured"  # or "predicted", or "published"
+    source: str = "measured"  # or "step" (of steps.json), "predicted", "published"
     significance: str | None = None
     interval: tuple[float, float] | None = None
     is_wide: bool = False  # the interval: the factor is marked, and not ranked
+    at_most: bool = False  # whether the factor is an upper bound
     together_with: tuple[int, ...] = ()  # the numbers of other techniques whose gain is in it
 
     @property
@@ -45,7 +46,9 @@ class Gain:
         return self.interval[0] / self.interval[1]
 
 
-def best(gains: Iterable[Gain], prefer: Sequence[str] = ("measured", "predicted")) -> Gain | None:
+def best(
+    gains: Iterable[Gain], prefer: Sequence[str] = ("measured", "step", "predicted")
+) -> Gain | None:
     """Returns of several gains the one with the narrowest interval, of the source that is
     preferred; None without any."""
     gains = list(gains)
@@ -89,9 +92,17 @@ def technique_gains() -> dict[str, list[Gain]]:
     for row in sorted(technique_rows(), key=has_gpu, reverse=True):
         for part in (*row.joined, row):  # which have one gain together
             others = tuple(other for other in row.techniques if other != part.run.number)
-            gain = replace(gain_of(row), together_with=others)
+            gain = replace(gain_of(row), memory=own_memory(part), together_with=others)
             gains.setdefault(str(part.run.script), []).append(gain)
     return gains
+
+
+def own_memory(row: Row) -> float | None:
+    """Returns how many times the memory of the script before it a technique's script needs, also
+    where two techniques have one gain in speed."""
+    if not row.before:
+        return None
+    return mean_ratio(row.memories, row.before.memories)
 
 
 def technique_rows() -> list[Row]:

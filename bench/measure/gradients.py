@@ -117,6 +117,7 @@ class TrainingRun:
             self.script,
             train=self.train_from_weights,
             compute_loss=self.compute_loss,
+            prepare_data=no_preparation,
             load_data=self.load_data,
             explain=self.keep_error,
             RandomSampler=InOrder,
@@ -254,6 +255,10 @@ def no_evaluation(*args) -> float:
 
 def no_sample(*args) -> str:
     return ""
+
+
+def no_preparation(config) -> None:
+    """Stands in for prepare_data(): the text is made up."""
 
 
 def refuse(parser, message: str) -> None:

@@ -212,7 +212,7 @@ class Recorder(TorchDispatchMode):
 
 class TracedRun:
     """Replaces a script's Run: nothing is reported, but the `events` of memory are kept as they are
-    at the end of the epoch, before its sample, which takes less memory than an evaluation."""
+    at the end of the epoch."""
 
     def __init__(self, recorder: Recorder):
         self.recorder = recorder
@@ -236,7 +236,8 @@ def configure(module, options: list[str], batch: int):
     """Returns a script's Config for what is traced: STEPS steps, and after the first and the last
     one an evaluation of one batch of each text; where the script may choose its type, in bfloat16.
     Raises ValueError for a step that is too large."""
-    config = module.configure(["--device", "cpu", *options, "--batch-size", str(batch)])
+    given = module.read_options(["--device", "cpu", *options, "--batch-size", str(batch)])
+    config = module.configure(given)
     tokens = tokens_of_step(config)
     if tokens > MOST_TOKENS:
         raise ValueError(f"a step of {tokens:,} tokens is too large: at most {MOST_TOKENS:,}")
@@ -263,6 +264,11 @@ def make_data(module, config):
     return module.Data(meta={}, train=windows, val=windows, tokenizer=None)
 
 
+def no_sample(*_) -> str:
+    """Stands in for a script's sample(), which takes less memory than an evaluation."""
+    return ""
+
+
 def trace(module, options: list[str], batch: int) -> dict:
     """Traces training at a batch size, by a script's own train(). Returns the `events` of memory
     and the work of a `step` as Recorder has them, and the `tokens` of a step on one GPU. All layers
@@ -273,6 +279,7 @@ def trace(module, options: list[str], batch: int) -> dict:
         model = module.GPTModel(config)
     recorder = Recorder(config)
     module.now = recorder.now
+    module.sample = no_sample
     run = TracedRun(recorder)
     with recorder.watching_updates():
         module.train(model, make_data(module, config), config, run)

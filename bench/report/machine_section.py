@@ -98,8 +98,15 @@ def published_aside(row: Row) -> str:
 
 
 def runs_text(row: Row) -> str:
-    """Returns on how many runs of each script a speedup over the baseline rests."""
-    runs = rounds_of_both(row)
-    if runs == 1:
+    """Returns on how many runs a row's speed and its baseline's rest, and on how many rounds the
+    speedup, which not every run has part in."""
+    rounds = rounds_of_both(row)
+    if rounds == 1:
         return SINGLE_RUNS
-    return f"{counted(runs, 'run')} each"
+    runs = [len(figures.speeds) for figures in (row, row.baseline) if figures]
+    if set(runs) == {rounds}:
+        return f"{counted(rounds, 'run')} each"
+    of_both = f"{runs[0]} runs each"
+    if runs[0] != runs[-1]:
+        of_both = f"{runs[0]} and {runs[-1]} runs"
+    return f"medians of {of_both}, the speedup over {counted(rounds, 'round')}"

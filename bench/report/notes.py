@@ -190,12 +190,25 @@ def is_uncompiled(row: Row) -> bool:
 def full_notes(rows: Rows, length: str | None = None) -> list[str]:
     """Returns what stands below a bench.report.tables.full_table; `length`, if it isn't the
     plan's, is that of a run."""
-    plan, noise, peak = rows.measured.plan, rows[0].seed_noise, peak_note(rows.measured.peak)
-    if not length and plan.tokens:
-        length = f"{plan.tokens:,} tokens"
+    noise, peak = rows[0].seed_noise, peak_note(rows.measured.peak)
+    length = length or plan_length(rows)
     speedups = speedup_note(rows)
     if noise is not None:
         seeds = len(rows[0].losses_by_seed)
         speedups += f" Over {seeds} seeds the first row's losses vary by {noise:.4f}."
-    how = f"{machine_note(rows)} {length or OWN_LENGTH} per run. {peak}"
+    how = f"{machine_note(rows)} {length}. {peak}"
     return [how, speedups]
+
+
+def plan_length(rows: Rows) -> str:
+    """Returns how many tokens each process of a run has trained on. A plan's tokens may be fewer
+    than its least number of steps have; then losses are those after the plan's."""
+    tokens = rows.measured.plan.tokens
+    if not tokens:
+        return f"{OWN_LENGTH} per run"
+    records = [(row.record, row.run.processes) for row in rows if row.record]
+    lengths = {record.logs[-1]["tokens"] // processes for record, processes in records} or {tokens}
+    least, most = min(lengths), max(lengths)
+    if least == most:
+        return f"{most:,} tokens per run"
+    return f"{least:,} to {most:,} tokens per run; losses are those after {tokens:,}"

@@ -36,6 +36,7 @@ COMMON = (
     "RTX 4060 Ti 16 GB",
     "RTX 4080",
     "L4",
+    "A10",
     "A10G",
     "RTX 3090",
     "RTX 4090",
@@ -49,6 +50,8 @@ COMMON = (
     "B200",
 )
 
+FLOAT32_WEIGHTS = "precision-autocast"  # 01 with bfloat16 by autocast, for long trainings
+MEMORY_BATCHES = 8, 16, 32, 64, 128
 AUTOCAST = "precision-autocast@13-loss-in-graph"  # ours that other people's programs resemble
 LEAST_BATCH = 8  # of their figures
 
@@ -164,24 +167,41 @@ class CardLine(NamedTuple):
     gb: float
     baseline: int  # the largest batch of 00
     optimized: str  # that of 01; with a "?" one that fits unless more is reserved
+    float32: str  # the same with float32 weights
     speed: str  # of 01, in thousands
     others: str  # of other people's programs
 
 
 def card_line(name: str) -> CardLine:
     card = CARDS[name]
-    first, last = OnCard("00", card), OnCard("01", card)
-    optimized = str(last.surely)
-    if last.surely != last.largest:
-        optimized += f" ({last.largest}?)"
+    last = OnCard("01", card)
     return CardLine(
         card=name,
         gb=card.mib / 1024,
-        baseline=first.largest,
-        optimized=optimized,
+        baseline=OnCard("00", card).largest,
+        optimized=largest_text(last.prediction, card),
+        float32=largest_text(with_float32_weights(last), card),
         speed=speed_text(last.prediction, last.batch, card),
         others=thousands_of_others(name),
     )
+
+
+def largest_text(prediction: Prediction, card: Card) -> str:
+    """Writes the largest batch that surely fits a card, and the one that fits by prediction alone
+    where that is larger: "32 (64?)"."""
+    surely = largest_that_surely_fits(prediction, card)
+    largest = largest_that_fits(prediction.needs, card.mib)
+    if surely == largest:
+        return str(surely)
+    return f"{surely} ({largest}?)"
+
+
+def with_float32_weights(last: OnCard) -> Prediction:
+    """Returns the prediction of 01 with float32 weights, which it has anyway on a card without
+    bfloat16 units. Raises UserError where it isn't stored, StackError."""
+    if last.card.bfloat16:
+        return prediction_of(FLOAT32_WEIGHTS, GPT2)
+    return last.prediction
 
 
 def thousands_of_others(name: str) -> str:
@@ -215,10 +235,39 @@ def gpus_table() -> Table:
         [
             text_col("GPU", "card"),
             num_col("GB", "gb", ".0f"),
-            num_col("largest batch of 00", "baseline"),
-            num_col("of 01", "optimized"),
+            num_col("largest batch of 01", "optimized"),
+            num_col("with float32 weights", "float32"),
+            num_col("of 00", "baseline"),
             num_col("thousand tok/sec of 01, predicted", "speed"),
             text_col("others' programs, measured", "others"),
         ],
         list(map(card_line, COMMON)),
+    )
+
+
+class MemoryLine(NamedTuple):
+    """The GB that PyTorch reserves at a batch size, by prediction."""
+
+    batch: int
+    optimized: float
+    float32: float
+    baseline: float
+
+
+def memory_table() -> Table:
+    """Returns the memory of GPT-2 124M by the batch size, which is the same on every GPU with
+    bfloat16 units. Raises UserError, StackError."""
+    predictions = [prediction_of(script, GPT2) for script in ("01", FLOAT32_WEIGHTS, "00")]
+    lines = [
+        MemoryLine(batch, *(known.needs[batch].reserved / 1024 for known in predictions))
+        for batch in MEMORY_BATCHES
+    ]
+    return Table(
+        [
+            num_col("batch", "batch"),
+            num_col("GB of 01", "optimized", ".1f"),
+            num_col("with float32 weights", "float32", ".1f"),
+            num_col("of 00", "baseline", ".1f"),
+        ],
+        lines,
     )

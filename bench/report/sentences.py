@@ -33,15 +33,9 @@ FIGURES = {
     # The H100's ladder.
     "h100-technique-8": Figure(lambda claims: claims.compiled_script.tok_per_sec, ",.0f"),
     "h100-optimized": Figure(lambda claims: claims.optimized.tok_per_sec, ",.0f"),
-    "h100-optimized-thousands": Figure(
-        lambda claims: claims.optimized.tok_per_sec, ".0f", unit=1e3
-    ),
     "h100-mfu": Figure(lambda claims: claims.optimized.mfu, ".0f", unit=0.01),
-    "h100-speedup": Figure(lambda claims: claims.optimized.factor_baseline, ".1f"),
-    "h100-at-batch-8": Figure(lambda claims: claims.speedup_at_batch_8, ".1f"),
-    "h100-speedup-interval": Figure(
-        lambda claims: claims.speedup_over(claims.baseline).interval, ".1f"
-    ),
+    "h100-speedup": Figure(lambda claims: claims.speedups_by_session, ".1f"),
+    "h100-at-batch-8": Figure(lambda claims: claims.speedups_at_batch_8, ".1f"),
     "h100-after-8": Figure(
         lambda claims: claims.speedup_over(claims.compiled_script).factor, ".1f"
     ),
@@ -49,13 +43,8 @@ FIGURES = {
     "h100-memory-over-published": Figure(lambda claims: claims.memory_over_published, ".1f"),
     # Single steps and whole scripts of another day.
     "h100-gb": Figure(lambda claims: claims.steps.script_gb["01"], ".1f"),
-    "over-nanogpt": Figure(lambda claims: claims.steps.over_nanogpt),
-    "step-gb": Figure(lambda claims: claims.steps.step_gb["01"], ".0f"),
-    "nanogpt-gb": Figure(lambda claims: claims.steps.step_gb["nanoGPT"], ".0f"),
     # Its variants.
     "autocast": Figure(lambda claims: claims.autocast_variant.factor),
-    "autocast-gb": Figure(lambda claims: claims.autocast_variant.reserved_gb, ".0f"),
-    "autocast-over-nanogpt": Figure(lambda claims: claims.autocast_over_nanogpt),
     # The H200: one epoch, and the time to its loss.
     "epoch-loss-00": Figure(lambda claims: claims.loss_of_epoch("00")),
     "epoch-loss-01": Figure(lambda claims: claims.loss_of_epoch("01")),

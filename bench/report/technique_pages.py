@@ -1,34 +1,37 @@
 """What stands in the pages about each machine and each technique: tables and cards."""
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import NamedTuple
 
+from bench.analysis.claims import ALLOCATOR, Claims
 from bench.analysis.folders import has_gpu
 from bench.analysis.gains import Gain, best, technique_gains
 from bench.analysis.rows import Row
-from bench.analysis.totals import optimized_in, totals_in
-from bench.catalogue import effect_on_loss, published
+from bench.analysis.totals import optimized_in
+from bench.catalogue import effect_on_loss, published, without_effect_on_gpus
 from bench.common import REFERENCE
 from bench.report.notes import SINGLE_RUNS
 from bench.report.pictures import place_of
-from bench.report.tables import bold, marked, spread
+from bench.report.tables import bold, marked, range_text
 from gpt_speed.common import listed
-from gpt_speed.tables import Column, Table, fmt, num_col, text_col, value_col
+from gpt_speed.tables import Column, Table, fmt, num_col, text_col
 from patches import stack
 from patches.stack import Patch
 
 
 class Shown(NamedTuple):
-    """A machine of whose gains the tables tell: its folder in results/reference, and its name."""
+    """A machine of whose gains a table tells: its folder in results/reference, and its name."""
 
     folder: str
     name: str
 
 
-GPU, CPU = Shown("nvidia-h100", "H100"), Shown("intel-xeon-amx-2-cores", "Xeon")
+GPU = Shown("nvidia-h100", "H100")
+# When ALLOCATOR was measured there, which isn't in its ladder.
+ALLOCATOR_DAY = f"{GPU.name} (28 November 2026, together with fast math)"
+LONG = 200  # lines of a diff to which a card only links
 
 
 def title_of(patch: Patch, number: int) -> str:
@@ -51,11 +54,10 @@ def machines_table() -> Table:
     return Table(
         [
             Column("machine", machine_link, True),
-            num_col("baseline, tok/sec", "baseline.tok_per_sec", ",.0f"),
+            Column("speedup, median", median_speedup),
+            Column("range (sessions)", range_of_sessions),
+            num_col("one session: baseline, tok/sec", "baseline.tok_per_sec", ",.0f"),
             num_col("optimized, tok/sec", "tok_per_sec", ",.0f"),
-            num_col("speedup", "factor_baseline", ".1f", "×"),
-            Column("95%", interval_over_baseline),
-            value_col("range over sessions (number)", "measured.folder", factors_text),
         ],
         sorted(optimized_in(REFERENCE), key=has_gpu, reverse=True),
     )
@@ -67,20 +69,22 @@ def machine_link(row: Row) -> str:
     return f"[{place_of(row.measured)}](../results/reference/{folder}/README.md)"
 
 
-def interval_over_baseline(row: Row) -> str:
-    interval = row.speedup_over(row.baseline).interval
-    if not interval and row.rounds == 1:
+def speedups_of_machine(row: Row) -> list[float]:
+    """Returns the speedup of each session of a row's machine."""
+    return Claims(REFERENCE).speedups_on(row.measured.folder.name)
+
+
+def median_speedup(row: Row) -> str:
+    return f"{median(speedups_of_machine(row)):.1f}×"
+
+
+def range_of_sessions(row: Row) -> str:
+    """Returns the range of a machine's speedups, and of how many sessions; of single runs, that
+    they are."""
+    speedups = speedups_of_machine(row)
+    if len(speedups) == row.rounds == 1:
         return SINGLE_RUNS
-    return spread(interval, ".1f")
-
-
-def factors_text(folder: Path) -> str:
-    """Returns the range of a machine's speedups, and of how many sessions; "" of one or two, which
-    don't tell how far others may be off."""
-    totals = totals_in(folder)
-    if len(totals) <= 2:
-        return ""
-    return f"{spread(totals, '.2f')} ({len(totals)})"
+    return f"{range_text(speedups, '.1f')} ({len(speedups)})"
 
 
 # ---- Techniques --------------------------------------------------------------------------------
@@ -108,6 +112,11 @@ class Technique:
         return effect_on_loss(self.patch)
 
     @property
+    def still_gains(self) -> str:
+        """Whether it helps a compiled bfloat16 script; "" where its header doesn't say."""
+        return self.patch.fields.get("Compiled", "")
+
+    @property
     def published_factor(self) -> float | None:
         gain = best(self.gains, prefer=["published"])
         if not gain:
@@ -121,7 +130,7 @@ class Technique:
 
 def techniques() -> list[Technique]:
     """Returns every technique, in the order of the series; DDP comes last."""
-    gains, result, before = technique_gains(), [], published()["00"]
+    gains, result, before = gains_by_patch(), [], published()["00"]
     for number, patch in enumerate(stack.load(), 1):
         own = gains.get(patch.name, [])
         if patch.published:
@@ -129,6 +138,25 @@ def techniques() -> list[Technique]:
             before = patch.published
         result.append(Technique(patch, number, own))
     return result
+
+
+def gains_by_patch() -> dict[str, list[Gain]]:
+    """Returns what techniques gained, by the names of their patches: in the ladders, and ALLOCATOR
+    on GPU also outside."""
+    gains = technique_gains()
+    own = gains.get(ALLOCATOR, [])
+    if not any(gain.folder == GPU.folder for gain in own):
+        gains[ALLOCATOR] = [*allocator_gains(), *own]
+    return gains
+
+
+def allocator_gains() -> list[Gain]:
+    """Returns what ALLOCATOR gained on GPU; nothing where that isn't known."""
+    bound = Claims(REFERENCE).allocator_settings()
+    if bound.speed is None:
+        return []
+    gain = Gain(ALLOCATOR_DAY, bound.speed, bound.memory, folder=GPU.folder, source="step")
+    return [replace(gain, at_most=True)]
 
 
 def published_gain(now: stack.Published, before: stack.Published) -> Gain:
@@ -150,6 +178,8 @@ def speed_text(gain: Gain | None) -> str:
     if not gain:
         return ""
     text = bold(marked(f"{gain.factor:.2f}", gain.is_wide), gain.significance)
+    if gain.at_most:
+        text = f"≤ {text}"
     return in_italics(gain, text)
 
 
@@ -176,19 +206,18 @@ def in_italics(gain: Gain, text: str) -> str:
 
 def index_table() -> Table:
     """Returns a table for the page with the cards: what each technique gained, the most on a GPU
-    first, and what it costs."""
+    first, whether that helps a script with the usual techniques, and what it costs."""
     *lines, ddp = techniques()
     lines.sort(key=gain_on_the_gpu, reverse=True)
     return Table(
         [
             text_col("technique", "link"),
-            Column("lines", lines_changed),
-            gain_col("× speed", GPU, speed_text),
-            gain_col("× memory", GPU, memory_text),
+            Column(f"{GPU.name}: × speed", speed_cell),
+            Column(f"{GPU.name}: × memory", memory_cell),
             num_col("A100: × speed", "published_factor", ".2f"),
-            gain_col("× speed", CPU, speed_text),
+            text_col("still gains in a compiled bfloat16 script?", "still_gains"),
             text_col("loss", "loss"),
-            text_col("limits", "patch.fields.Limits"),
+            Column("lines", lines_changed),
         ],
         [*lines, ddp],
     )
@@ -210,14 +239,16 @@ def gain_on_the_gpu(technique: Technique) -> float:
     return 0.0
 
 
-def gain_col(heading: str, machine: Shown, text: Callable[[Gain | None], str]) -> Column:
-    """Returns a column of what techniques gained on a machine, or with others."""
+def speed_cell(technique: Technique) -> str:
+    """Returns what a technique gained on GPU, maybe with others, or that it is for CPUs."""
+    gain = technique.on(GPU)
+    if not gain and technique.number in without_effect_on_gpus():
+        return "CPUs only"
+    return speed_text(gain) + others_text(gain)
 
-    def cell(technique: Technique) -> str:
-        gain = technique.on(machine)
-        return text(gain) + others_text(gain)
 
-    return Column(f"{machine.name}: {heading}", cell)
+def memory_cell(technique: Technique) -> str:
+    return memory_text(technique.on(GPU))
 
 
 # ---- Cards -------------------------------------------------------------------------------------
@@ -230,20 +261,27 @@ def technique_cards() -> str:
 
 def gain_text(gain: Gain) -> str:
     """Writes times the speed and, where it is known, times the memory."""
-    factors = [speed_text(gain), *filter(None, [memory_text(gain)])]
-    return f"{gain.machine} {', '.join(f'{factor}×' for factor in factors)}{others_text(gain)}"
+    factors = [f"{speed_text(gain)}×{others_text(gain)}"]
+    memory = memory_text(gain)
+    if memory:
+        factors.append(f"{memory}×")
+    return f"{gain.machine} {', '.join(factors)}"
 
 
 def technique_card(technique: Technique) -> str:
-    """Returns a heading, what a technique is, its header as a table, and its diff, folded."""
+    """Returns a heading, what a technique is, its header as a table, and its diff."""
     patch = technique.patch
     cells = {
         "use it when": patch.fields.get("Use", ""),
+        "in your script": patch.fields.get("Code", ""),
         "speed, memory": "; ".join(map(gain_text, technique.gains)),
+        "in a compiled bfloat16 script": technique.still_gains,
+        "limits": patch.fields.get("Limits", ""),
         "loss": patch.fields["Loss"],
-        "hardware": f"{patch.fields['Hardware']}. More: {links_of(patch)}",
+        "hardware": patch.fields["Hardware"],
+        "source": links_of(patch),
     }
-    heading, *lines = [f"| {name} | {cell} |" for name, cell in cells.items()]
+    heading, *lines = [f"| {name} | {cell} |" for name, cell in cells.items() if cell]
     return "\n".join(
         [
             f"## {technique.title}",
@@ -251,11 +289,18 @@ def technique_card(technique: Technique) -> str:
             heading,
             "|:--|:--|",
             *lines,
-            "\n<details><summary>Show the diff</summary>\n",
-            f"```diff\n{diff_of(patch)}```",
-            "</details>\n",
+            f"\n{diff_text(patch)}\n",
         ]
     )
+
+
+def diff_text(patch: Patch) -> str:
+    """Returns a patch's diff, folded, or a link to a long one."""
+    diff = diff_of(patch)
+    length = len(diff.splitlines())
+    if length > LONG:
+        return f"[Its diff](../{patch.file}) has {length} lines."
+    return f"<details><summary>Show the diff</summary>\n\n```diff\n{diff}```\n</details>"
 
 
 def diff_of(patch: Patch) -> str:

@@ -6,24 +6,23 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bench.analysis.folders import newest_in
-from bench.analysis.rows import Comparison, Goal, Row, Speedup, subtract
+from bench.analysis.folders import newest_in, rows_in
+from bench.analysis.rows import Goal, Row, Speedup, median_known, ratio, subtract
+from bench.analysis.training import Training
 from bench.analysis.tuning import EPOCH_LOSS, is_tuned, setting_of
 from bench.common import REFERENCE, relative
 from bench.machine import short_name
 from bench.report.pictures import COLOURS, DARK, LIGHT, Palette, load_pyplot, rows_of_panels
 from bench.report.tables import RUN, SPEED, bold, interval_text, picture_name, spread
-from gpt_speed.common import UserError, listed
+from gpt_speed.common import UserError
 from gpt_speed.tables import Column, Table, fmt, num_col, text_col
 
 MACHINE = REFERENCE / "nvidia-h200"
-CURVES = {  # the scripts of the picture, as a search names them, and as its legend does
-    "00": "00, baseline",
-    "01": "01, optimized",
-    "optimizer-muon+compile-blocks": "Muon, regional compilation",
-}
 PICTURES = {"loss-over-seconds.png": LIGHT, "loss-over-seconds-dark.png": DARK}  # in docs/
-LAST_LOSS = 0.15  # below the target, where a curve ends
+LAST_LOSS = 0.15  # below the target, where the picture ends
+TOP, HIGH = 7.5, 7.0  # losses: where it begins, and below which the labels stand
+SECONDS = 0.1, 80  # the ends of its axis, and its ticks
+TICKS = 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50
 WORDS = {  # for readers who don't know the patches and their options
     "optimizer-muon": "Muon",
     "optimizer-adafactor": "Adafactor",
@@ -50,6 +49,7 @@ class TimeCells:
     """The text of a row's cells in the table of one target."""
 
     target: float
+    searched: Sequence[Row] = ()  # of the machine's search, which may know warm starts
 
     def seconds(self, row: Row) -> str:
         """Returns the seconds of training and of compiling with an empty cache."""
@@ -72,13 +72,23 @@ class TimeCells:
             return ""
         return f"{max(0.0, extra):.1f}"  # it may be shorter than a median step
 
-    def again(self, row: Row) -> str:
-        """Returns the seconds of a second start, which finds the compiler's cache; "" where none
+    def again_seconds(self, row: Row) -> float | None:
+        """Returns the seconds of a second start, which finds the compiler's cache; None where none
         was measured."""
-        seconds = row.seconds_to(self.target)
-        if seconds is None or row.warm_excess is None:
+        seconds, excess = row.seconds_to(self.target), warm_excess(row, self.searched)
+        if seconds is None or excess is None:
+            return None
+        return seconds + max(0.0, excess)
+
+    def again(self, row: Row) -> str:
+        return fmt(self.again_seconds(row), ",.1f")
+
+    def again_factor(self, row: Row) -> str:
+        """Returns times as fast as 00's second start; "" for 00 itself. Not tested: there may be
+        one such start of each."""
+        if row.run.stage == "00" or not row.reference:
             return ""
-        return f"{seconds + max(0.0, row.warm_excess):,.1f}"
+        return fmt(ratio(self.again_seconds(row.reference), self.again_seconds(row)), ".1f", "×")
 
     def factor(self, row: Row) -> str:
         """Returns the speedup with compilation, as who waits for it counts; bold where it is
@@ -120,6 +130,19 @@ def time_columns(target: float, rows: Sequence[Row]) -> list[Column]:
     ]
 
 
+def warm_excess(row: Row, searched: Sequence[Row]) -> float | None:
+    """Returns what the first step of a second start takes beyond a median one; None where none was
+    measured. Where all rounds of the row compiled, the search before them may have run the same
+    script with the same settings several times: all but the first of these found it compiled."""
+    if row.warm_excess is not None or not row.record:
+        return row.warm_excess
+    name, source = row.run.name, row.record.start.get("source_sha256")
+    records = [other.record for other in searched if other.record and other.run.name == name]
+    same = [record for record in records if record.start.get("source_sha256") == source]
+    same.sort(key=lambda record: record.start["time"])
+    return median_known(Training(record).first_step_excess for record in same[1:])
+
+
 def factor_or_bound(speedup: Speedup) -> str:
     """Returns "1.23", or a bound such as "> 1.23"; "" where it isn't known."""
     if not speedup.factor:
@@ -144,25 +167,32 @@ def target_table(kind: str, target_name: str, machine: Path) -> Table:
     best settings. Raises UserError where it has none."""
     rows = tuned_rows(kind, machine)
     target = rows[0].plan.targets[target_name]
-    cells = TimeCells(target)
+    cells = TimeCells(target, rows_in(machine, "search"))
     columns = [
-        Column("script, its best settings", settings_in_words, True),
+        Column("script", script_in_words, True),
+        num_col("batch", "run.facts.batch"),
+        num_col("learning rate", "run.facts.rate", "g"),
         SPEED,
-        Column("seconds", cells.seconds),
-        Column("again, s", cells.again),
-        Column("× to the loss (95%)", partial(speedup_with_interval, goal=Goal(target, True))),
-        Column("compiling excluded", partial(speedup_with_interval, goal=Goal(target))),
+        Column("cold start, s", cells.seconds),
+        Column("× 00 (95%)", partial(speedup_with_interval, goal=Goal(target, True))),
+        Column("warm start, s", cells.again),
+        Column("× 00", cells.again_factor),
+        Column("training alone, × 00 (95%)", partial(speedup_with_interval, goal=Goal(target))),
     ]
     return Table(columns, rows)
 
 
-def settings_in_words(row: Row) -> str:
-    """Returns a row's script and settings."""
-    setting = setting_of(row.run)
-    script, *options = setting.script.split(" --")
+def script_in_words(row: Row) -> str:
+    """Returns a row's script, without its batch and learning rate."""
+    script, *options = setting_of(row.run).script.split(" --")
     parts = [*script.split("+"), *(f"--{option}" for option in options)]
-    words = [WORDS.get(part, part) for part in parts]
-    return f"{', '.join(words)}, batch {setting.batch}, learning rate {setting.rate:g}"
+    return ", ".join(WORDS.get(part, part) for part in parts)
+
+
+def settings_in_words(row: Row) -> str:
+    """Returns a row's script and its settings."""
+    setting = setting_of(row.run)
+    return f"{script_in_words(row)}, batch {setting.batch}, learning rate {setting.rate:g}"
 
 
 def speedup_with_interval(row: Row, goal: Goal) -> str:
@@ -181,58 +211,100 @@ def speedup_with_interval(row: Row, goal: Goal) -> str:
     return f"{factor} ({interval})"
 
 
+@dataclass(frozen=True)
+class Curves:
+    """The lines of a script in the picture, one for each seed: its validation loss over seconds."""
+
+    label: str
+    row: Row
+    colour: str
+    style: str
+    compiling: float | None  # seconds before the training; None: each run's own
+
+    def delay(self, training: Training) -> float:
+        if self.compiling is None:
+            return training.first_step_excess
+        return self.compiling
+
+    def seconds_to(self, target: float) -> float | None:
+        """Returns the median over the seeds."""
+        return median_known(
+            arrival.after(with_first_step=False) + self.delay(self.row.by_round[arrival.round])
+            for arrival in self.row.arrivals(target)
+        )
+
+    def draw(self, axes, target: float) -> None:
+        """Draws the lines, with their label beside them and a dot where they reach the target."""
+        style = dict(color=self.colour, linestyle=self.style, linewidth=1.3)
+        places: list[tuple[float, float]] = []
+        label = self.label
+        for training in self.row.trainings:
+            seconds = [point.seconds + self.delay(training) for point in training.points]
+            losses = [point.val_loss for point in training.points]
+            axes.plot(seconds, losses, label=label, **style)
+            label = "_"  # the first stands for all
+            places += [place for place in zip(seconds, losses, strict=True) if place[1] < HIGH][:1]
+        arrival = self.seconds_to(target)
+        axes.plot(arrival, target, "o", color=self.colour)
+        axes.annotate(
+            f"{self.label}\n{fmt(arrival, '.1f')} s",
+            max(places),
+            (6, 8),
+            textcoords="offset points",
+        )
+
+
 def loss_over_seconds(palette: Palette = LIGHT):
-    """Draws the H200's runs to the loss of one epoch, a line for each seed: once without and once
-    with the seconds of compiling. Raises UserError where a script of CURVES wasn't measured."""
-    measured = [row for row in tuned_rows("epoch", MACHINE) if row.speeds]
-    rows = {setting_of(row.run).script: row for row in measured}
-    missing = CURVES.keys() - rows.keys()
-    if missing:
-        raise UserError(f"no times to a loss of {listed(sorted(missing))} in {relative(MACHINE)}")
-    optimized = rows["01"]
-    target, machine = optimized.plan.targets[EPOCH_LOSS], optimized.measured.machine
-    title = f"{finding(optimized, rows['00'], target)}\n{short_name(machine)}, a line for each seed"
-    colours = [COLOURS["00"], palette.gain, COLOURS["02"]]
+    """Draws the H200's runs of 00 and 01 to the loss of one epoch: those of 01 without the seconds
+    of compiling, and with those of a warm and of a cold start. Raises UserError where one of them
+    wasn't measured."""
+    baseline, optimized = map(epoch_row, ("00", "01"))
+    target = optimized.plan.targets[EPOCH_LOSS]
+    warm = warm_excess(optimized, rows_in(MACHINE, "search"))
+    if warm is None:
+        raise UserError(f"no warm start of 01 in {relative(MACHINE)}")
+    curves = [
+        Curves("00", baseline, COLOURS["00"], "-", None),
+        Curves("01, training alone", optimized, palette.gain, ":", 0.0),
+        Curves("01, warm start", optimized, palette.gain, "--", warm),
+        Curves("01, cold start", optimized, palette.gain, "-", None),
+    ]
+    of_00, alone, after_warm, after_cold = (
+        fmt(group.seconds_to(target), ".1f") for group in curves
+    )
+    title = (
+        f"01 reaches a loss of {target:.2f} after {alone} s of training, 00 after {of_00} s.\n"
+        f"But 01 compiles first: {after_cold} s with a cold cache, {after_warm} s with a warm one"
+    )
     with load_pyplot().rc_context():
-        figure, [(subfigure, training, compiling)] = rows_of_panels([title], [4.2], [1, 1], palette)
-        for axes, with_first_step in ((training, False), (compiling, True)):
-            for (script, label), colour in zip(CURVES.items(), colours, strict=True):
-                draw_curves(axes, rows[script], label, colour, with_first_step)
-            mark_target(axes, target, palette)
-        training.set_ylabel("validation loss")
-        training.set_xlabel("seconds of training, compiling excluded")
-        compiling.set_xlabel("seconds, compiling with an empty cache included")
-        lines = training.get_legend_handles_labels()
-        subfigure.legend(*lines, loc="outside lower center", ncols=len(lines[0]), frameon=False)
+        figure, [(_, axes)] = rows_of_panels([title], [4.4], [1], palette)
+        scale_axes(axes, target)
+        for group in curves:
+            group.draw(axes, target)
+        mark_target(axes, target, palette)
+        axes.set_xlabel(f"seconds ({short_name(optimized.measured.machine)}, a line for each seed)")
     return figure
 
 
+def epoch_row(script: str) -> Row:
+    """Returns a script's row in the H200's times to the loss of one epoch. Raises UserError where
+    it wasn't measured."""
+    for row in tuned_rows("epoch", MACHINE):
+        if row.speeds and setting_of(row.run).script == script:
+            return row
+    raise UserError(f"no time to a loss of {script} in {relative(MACHINE)}")
+
+
+def scale_axes(axes, target: float) -> None:
+    axes.set_ylim(target - LAST_LOSS, TOP)
+    axes.set_ylabel("validation loss")
+    axes.set_xscale("log")
+    axes.set_xlim(SECONDS)
+    axes.minorticks_off()
+    axes.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
+
+
 def mark_target(axes, target: float, palette: Palette) -> None:
-    """Draws a line at the target, and ends the panel just below it."""
-    style = dict(color=palette.memory, linewidth=1, linestyle="--")
-    axes.axhline(target, label=f"target: {target:.2f}", **style)
-    axes.set_ylim(target - LAST_LOSS, 7.5)
-    axes.set_xlim(left=0)
-
-
-def finding(row: Row, over: Row, target: float) -> str:
-    """Returns how many times as fast as another script one trains to a loss, in a line."""
-    without, included = (
-        Comparison(row, over, Goal(target, compiling)).factor for compiling in (False, True)
-    )
-    return (
-        f"To a loss of {target:.2f}, {row.run.stage} is {without:.1f} times as fast as"
-        f" {over.run.stage} once compiled; compiling included, {included:.2f} times"
-    )
-
-
-def draw_curves(axes, row: Row, label: str, colour: str, with_first_step: bool) -> None:
-    """Draws a row's runs; the first carries the label."""
-    for training in row.trainings:
-        delay = 0.0
-        if with_first_step:
-            delay = training.first_step_excess
-        seconds = [point.seconds + delay for point in training.points]
-        losses = [point.val_loss for point in training.points]
-        axes.plot(seconds, losses, color=colour, linewidth=1.3, label=label)
-        label = "_"  # one line of the legend
+    axes.axhline(target, color=palette.memory, linewidth=1, linestyle="--")
+    place = SECONDS[0], target
+    axes.annotate(f"target: {target:.2f}", place, (6, 4), textcoords="offset points")

@@ -1,11 +1,16 @@
 """What stands in the pages about each variant: tables and cards."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
+from bench.analysis.claims import Claims
 from bench.analysis.gains import Gain, best, gain_of, unclear_variants, variant_key, variant_rows
 from bench.analysis.rows import ratio
 from bench.catalogue import Run, effect_on_loss
+from bench.common import REFERENCE
 from bench.predict import shipped
 from bench.predict.prediction import Prediction
 from bench.report.tables import spread
@@ -37,7 +42,7 @@ PURPOSES = {
         "head-liger",
         "head-pytorch",
     ),
-    "Fewer tokens to a loss": (
+    "Fewer tokens to reach a loss": (
         "optimizer-muon",
         "schedule-cosine",
         "schedule-scaled",
@@ -60,14 +65,14 @@ PURPOSES = {
     ),
     "Model": ("init-gpt2", "model-mixture", "model-modern", "model-skips", "model-tied-head"),
     "Speed and compilation": (
-        "head-sampled",
-        "dropout-hash",
-        "attention-backend",
-        "compile-blocks",
         "compile-mode",
+        "attention-backend",
+        "dropout-hash",
+        "compile-blocks",
         "compile-switch",
-        "embedding-eager",
+        "head-sampled",
         "optimizer-foreach",
+        "embedding-eager",
         "gc-freeze",
     ),
     "Data and debugging": (
@@ -84,13 +89,41 @@ PURPOSES = {
 USES = {
     "precision-autocast": "**long trainings**: no small update is lost",
     "memory-checkpoint": "**a model or batch that doesn't fit**",
-    "optimizer-muon": "**fewer tokens to a loss**",
+    "compile-mode --compile-mode reduce-overhead, batch 4": "**small batches**: CUDA graphs",
+    "attention-backend --attention flash --no-attention-dropout": "models that need no dropout in"
+    " attention; cuDNN's kernel reached 1.08",
+    "compile-switch --compile-switch fallback_random": "dropout on PyTorch 2.13 and newer",
+    "optimizer-muon": "**fewer tokens to reach a loss**",
     "compile-blocks": "**short runs**: it compiles sooner",
     "precision-float8": "larger models, untested",
-    "head-cce, skipping small gradients": "large vocabularies, untested",
-    "head-liger": "nothing: technique 14 is faster",
-    "precision-float8 --float8 head": "nothing",
-    "precision-float8 --float8 all": "nothing",
+}
+# Those that are good for nothing at this model's size, and why.
+USELESS = {
+    "head-liger": "technique 14 is faster",
+    "precision-float8 --float8 head": "scaling costs more than it saves",
+    "precision-float8 --float8 all": "the same",
+    "compile-mode --compile-mode reduce-overhead": "batch 32 keeps the GPU busy",
+    "compile-switch --compile-switch coordinate_descent_tuning": "six times the compile time",
+}
+GONE = {"head-cce, skipping small gradients"}  # measured, but nobody can compose it any more
+NOTES = {"head-pytorch": "probably its small chunks"}  # on what a factor comes from
+
+
+class Step(NamedTuple):
+    """What steps.json calls a variant's change, and what it is compared to there."""
+
+    change: str
+    over: str = "01"
+
+
+STEPS = {  # by the labels of the variants that make the same change
+    "compile-mode --compile-mode reduce-overhead, batch 4": Step(
+        "--batch-size 4, reduce-overhead", over="--batch-size 4"
+    ),
+    "compile-mode --compile-mode reduce-overhead": Step("reduce-overhead"),
+    "attention-backend --attention flash --no-attention-dropout": Step("no dropout in attention"),
+    "compile-switch --compile-switch coordinate_descent_tuning": Step("coordinate_descent_tuning"),
+    "compile-switch --compile-switch fallback_random": Step("fallback_random"),
 }
 
 
@@ -106,7 +139,12 @@ class Variant:
     @property
     def is_part(self) -> bool:
         """Whether it is a variant without one of its parts, which only a machine's page shows."""
-        return " --no-" in self.label
+        return f"{self.script} --no-" in self.label
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether it has a line in the table of its purpose."""
+        return self.changes_something and not self.is_part and self.label not in GONE
 
     @property
     def changes_something(self) -> bool:
@@ -118,7 +156,11 @@ class Variant:
 
     @property
     def link(self) -> str:
-        return f"[`{self.label}`](#{self.script})"
+        note = NOTES.get(self.label)
+        link = f"[`{self.label}`](#{self.script})"
+        if note:
+            return f"{link}: {note}"
+        return link
 
     @property
     def on_gpu(self) -> Gain | None:
@@ -135,17 +177,31 @@ def is_one(factor: float | None) -> bool:
     return factor is not None and round(factor, 2) == 1
 
 
-def variant_cards() -> str:
-    """Returns for each purpose a table of what its variants gain, without their parts and those
-    that are predicted to change nothing, and a card for each."""
+def variant_tables() -> str:
+    """Returns for each purpose a table of what its variants gain, and the names of the others."""
     variants, texts = variants_by_script(), []
     for purpose, patches in by_purpose(stack.load_variants()).items():
         lines = [variant for patch in patches for variant in variants.get(patch.name, [])]
-        shown = [one for one in lines if one.changes_something and not one.is_part]
+        shown = [variant for variant in lines if variant.is_shown]
         table = markdown(variants_table(shown)).rstrip()
-        texts += [f"## {purpose}", *filter(None, [WHERE.get(purpose)]), table]
-        texts += map(variant_card, patches)
+        others = without_figures(patches, shown)
+        texts += [f"### {purpose}", *filter(None, [WHERE.get(purpose), table, others])]
     return "\n\n".join(texts) + "\n"
+
+
+def without_figures(patches: list[Patch], shown: list[Variant]) -> str:
+    """Returns a line with links to the patches that no variant of a table has; "" without any."""
+    scripts = {variant.script for variant in shown}
+    links = [f"[`{one.name}`](#{one.name})" for one in patches if one.name not in scripts]
+    if not links:
+        return ""
+    return f"Without figures: {', '.join(links)}"
+
+
+def variant_cards() -> str:
+    """Returns a card for each variant, by name."""
+    patches = sorted(stack.load_variants(), key=attrgetter("name"))
+    return "\n\n".join(map(variant_card, patches)) + "\n"
 
 
 def by_purpose(patches: list[Patch]) -> dict[str, list[Patch]]:
@@ -186,40 +242,47 @@ def memory_on_either(variant: Variant) -> str:
     return memory_text(variant.on_gpu or variant.on_cpu) or MISSING
 
 
-def measured_on_gpu() -> Table:
-    """Returns what was measured of variants on the GPU, the most useful first."""
+def measured_on_gpu() -> str:
+    """Returns what was measured of variants on the GPU: a table of those with a use, the most
+    useful first, and a sentence on the others."""
     everything = [one for variants in variants_by_script().values() for one in variants]
-    gains = [(variant.on_gpu, variant) for variant in everything]
-    measured = [variant for gain, variant in gains if gain and gain.source == "measured"]
-    order = [*USES, *(variant.label for variant in measured)]
-    measured.sort(key=lambda variant: order.index(variant.label))
-    return Table(
+    measured = {variant.label: variant for variant in everything if is_measured(variant.on_gpu)}
+    table = Table(
         [
             text_col("variant", "link"),
-            Column("use it for", use_of, True),
+            Column("use it for", lambda variant: USES[variant.label], True),
             value_col("× speed", "on_gpu", speed_text),
             value_col("95%", "on_gpu", interval_cell),
             value_col("× memory", "on_gpu", memory_text),
         ],
-        measured,
+        [measured[label] for label in USES],
     )
+    others = [
+        f"`{label}` ({speed_text(measured[label].on_gpu)}: {reason})"
+        for label, reason in USELESS.items()
+    ]
+    return f"{markdown(table)}\n**Of no use** at this model's size: {', '.join(others)}.\n"
 
 
-def use_of(variant: Variant) -> str:
-    return USES.get(variant.label, "")
+def is_measured(gain: Gain | None) -> bool:
+    return gain is not None and gain.source != "predicted"
 
 
 def interval_cell(gain: Gain) -> str:
+    """Writes the interval, or on how little a factor rests."""
+    if gain.source == "step":
+        return "two turns"
     return spread(gain.interval, ".2f") or "one run"
 
 
 def variants_by_script() -> dict[str, list[Variant]]:
     """Returns the variants that were measured or predicted, by the names of their patches, sorted
     by their labels."""
-    measured = [(row.run, gain_of(row)) for row in variant_rows()]
+    of_runs = [*((row.run, gain_of(row)) for row in variant_rows()), *predicted_gains()]
+    of_keys = [(variant_key(run), gain) for run, gain in of_runs]
     gains: dict[tuple[str, str], list[Gain]] = {}
-    for run, gain in (*measured, *predicted_gains()):
-        gains.setdefault(variant_key(run), []).append(gain)
+    for key, gain in (*of_keys, *step_gains()):
+        gains.setdefault(key, []).append(gain)
     variants: dict[str, list[Variant]] = {}
     unclear = unclear_variants()
     for key in sorted(gains):
@@ -249,6 +312,18 @@ def variant_card(patch: Patch) -> str:
             links_of(patch, LINKS),
         ]
     )
+
+
+def step_gains() -> Iterator[tuple[tuple[str, str], Gain]]:
+    """Yields what variants gained in the GPU's single steps, each with its variant_key. Raises
+    OSError, MissingRow."""
+    steps = Claims(REFERENCE).steps
+    for label, step in STEPS.items():
+        factor = steps.speedup(step.change, step.over)
+        memory = steps.step_gb[step.change] / steps.step_gb[step.over]
+        if factor:
+            gain = Gain(GPU.name, factor, memory, folder=GPU.folder, source="step")
+            yield (label.split()[0], label), gain
 
 
 def predicted_gains() -> list[tuple[Run, Gain]]:

@@ -174,7 +174,7 @@ README_PICTURES = {"speedup.png": LIGHT, "speedup-dark.png": DARK}  # in docs/
 
 
 def readme_picture(claims: Claims, palette: Palette):
-    """Draws the H100's ladder, ALLOCATOR by another day's runs, and where nanoGPT stands."""
+    """Draws the H100's ladder, and ALLOCATOR by another day's runs."""
     rows = printed(claims.ladder.values())
     rungs = [*readme_rungs(rows, palette), allocator_rung(claims, palette)]
     with load_pyplot().rc_context():
@@ -182,7 +182,6 @@ def readme_picture(claims: Claims, palette: Palette):
         figure, subfigure, axes = draw_rungs(rungs, "", heading, palette)
         subfigure.suptitle(readme_title(claims), x=0.01, ha="left", fontsize=15, fontweight="bold")
         axes.set_xlim(right=20)  # for the labels at the longest bars
-        mark_nanogpt(axes, claims, palette)
     return figure
 
 
@@ -202,7 +201,7 @@ def names_of(numbers: list[int]) -> str:
     """Returns what several techniques are called, and their numbers."""
     patches = stack.load()
     names = [patches[number - 1].fields["Technique"] for number in numbers]
-    return f"{', '.join(names)} {', '.join(map(str, numbers))}"
+    return f"{', '.join(names)} {'+'.join(map(str, numbers))}"
 
 
 def allocator_rung(claims: Claims, palette: Palette) -> Rung:
@@ -226,26 +225,12 @@ def absent_ones() -> str:
 
 
 def readme_title(claims: Claims) -> str:
-    """Returns what the H100's ladder gains in speed, in two lines."""
+    """Returns what the H100's ladder gains in speed, and by which batch sizes, in two lines."""
     first, last = claims.baseline, claims.optimized
+    batches = " → ".join(
+        str(row.record.config["batch_size"]) for row in (first, last) if row.record
+    )
     return (
         f"GPT-2 124M on one H100: {last.factor_baseline:.1f} times a textbook's PyTorch script\n"
-        f"{first.tok_per_sec:,.0f} → {last.tok_per_sec:,.0f} tok/sec"
-    )
-
-
-def mark_nanogpt(axes, claims: Claims, palette: Palette) -> None:
-    """Draws a line where nanoGPT stands: at the ladder's end, by the ratio of another day."""
-    speedup, ratio = claims.nanogpt_speedup, claims.steps.nanogpt
-    memory = claims.steps.step_gb["nanoGPT"]
-    axes.axvline(speedup, color=palette.line, linewidth=1.5, linestyle=(0, (4, 2)))
-    axes.annotate(
-        f"nanoGPT, with float32 weights:\n{speedup:.1f}×, in {memory:.0f} GB\n"
-        f"({claims.optimized.factor_baseline:.1f} × {ratio:.2f}, of another day)",
-        (speedup, -0.3),
-        (-8, 0),
-        va="top",
-        ha="right",
-        textcoords="offset points",
-        color=palette.line,
+        f"{first.tok_per_sec:,.0f} → {last.tok_per_sec:,.0f} tok/sec, batch size {batches}"
     )

@@ -30,7 +30,7 @@ from bench.report.tables import GB, INTERVAL, SPEED, factor_or_error, factor_tex
 from bench.studies import Plans, Study
 from bench.subcommands import number_from
 from gpt_speed.common import UserError
-from gpt_speed.tables import Column, Table, fmt, num_col, text_col
+from gpt_speed.tables import Column, Table, fmt, num_col
 
 DRIVER = ROOT / "peers" / "clone.py"
 BATCH = {"cuda": 32, "cpu": 8}  # of all but 00, which keeps its own
@@ -38,6 +38,9 @@ LARGEST = 64
 STEPS = {"cuda": 48, "cpu": 12}  # of each run; half of them at the largest batch sizes
 # PyTorch's variable that gives tensors on a CPU huge pages.
 HUGE_PAGES, SMALL_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}, {"THP_MEM_ALLOC_ENABLE": "0"}
+HUGE_LABEL = ", huge pages"  # ends the labels of runs that have them, where others don't
+# Of the tables of a measurement with both.
+CAPTIONS = ("Without huge pages:", "With huge pages for every program:")
 UNITS = "bfloat16 units"
 
 
@@ -74,7 +77,8 @@ class Peers(Study):
     """Compare 00 and 01 with nanoGPT and the published script.
 
     Each trains on the same text by its own model, optimizer and precision; those of others in a
-    clone that you have. On a CPU each is measured with huge pages and without."""
+    clone that you have. On a CPU each is measured with huge pages and without, which are two
+    tables: a program is compared to nanoGPT with as large pages."""
 
     title = "nanoGPT and the published script"
     position = 75
@@ -157,7 +161,12 @@ class Peers(Study):
         )
 
     def tables(self, rows: Rows) -> list[Table]:
-        return [Table(columns_over(reference_of([row.run for row in rows])), rows)]
+        parts = by_pages(rows)
+        captions = CAPTIONS if len(parts) > 1 else ("",)
+        return [
+            Table(columns_over(reference_row(part)), part, caption)
+            for part, caption in zip(parts, captions, strict=True)
+        ]
 
     def notes(self, rows: Rows) -> list[str]:
         how = f"{speedups_over(rows)} {MEANS}"
@@ -176,12 +185,17 @@ class Peers(Study):
         shown = [row for row in rows if row.speeds]
         if not any(row.reference for row in shown):
             return None
-        title = f"{finding_of_01(rows) or self.title}\n{place_of(rows.measured)}"
-        figure, [(_, speed, memory)] = rows_of_panels([title], [1.2 + 0.36 * len(shown)], [3, 2])
-        draw_bars(speed, list(map(speed_bar, shown)))
-        draw_bars(memory, list(map(memory_bar, shown)))
-        speed.set_xlabel("tokens per second, and the speedup in the table")
-        memory.set_xlabel("GB")
+        parts = by_pages(shown)
+        titles = [finding_of_01(part) or self.title for part in parts]
+        titles[0] += f"\n{place_of(rows.measured)}"
+        inches = [1.2 + 0.36 * len(part) for part in parts]
+        figure, panels = rows_of_panels(titles, inches, [3, 2])
+        for part, (_, speed, memory) in zip(parts, panels, strict=True):
+            draw_bars(speed, list(map(speed_bar, part)))
+            draw_bars(memory, list(map(memory_bar, part)))
+        _, speeds, memories = zip(*panels, strict=True)
+        share_scale(speeds, "tokens per second, and the speedup in the table")
+        share_scale(memories, "GB")
         return figure
 
 
@@ -302,7 +316,7 @@ def equal_runs(programs: list[Run], setup: Setup) -> list[Run]:
     small = [run.replace(variables=SMALL_PAGES) for run in runs]
     huge = [
         run.replace(
-            name=f"{run.name}-huge-pages", label=f"{run.label}, huge pages", variables=HUGE_PAGES
+            name=f"{run.name}-huge-pages", label=f"{run.label}{HUGE_LABEL}", variables=HUGE_PAGES
         )
         for run in runs
     ]
@@ -373,13 +387,43 @@ def first_loss(row: Row) -> str:
     return fmt(row.record.logs[0]["val_loss"], ".2f")
 
 
-def columns_over(reference: Run) -> list[Column]:
-    """Returns the columns of the table whose speedups are over this run."""
+def by_pages(rows: Sequence[Row]) -> list[list[Row]]:
+    """Returns the rows of programs without huge pages and of those with them, where there are
+    any."""
+    small = [row for row in rows if row.run.variables != HUGE_PAGES]
+    huge = [row for row in rows if row.run.variables == HUGE_PAGES]
+    return [part for part in (small, huge) if part]
+
+
+def reference_row(rows: Sequence[Row]) -> Row:
+    """Returns the row that the others of its table are compared to."""
+    reference = reference_of([row.run for row in rows])
+    return next(row for row in rows if row.run is reference)
+
+
+def program_of(row: Row) -> str:
+    """Returns a program's name, without the pages that its table's caption tells."""
+    return row.label.removesuffix(HUGE_LABEL)
+
+
+def columns_over(reference: Row) -> list[Column]:
+    """Returns the columns of the table whose speedups are over this row."""
+
+    def factor(row: Row) -> str:
+        if row is reference:  # with huge pages, its own is over the other table
+            return row.error or ""
+        return factor_or_error(row)
+
+    def interval(row: Row) -> str:
+        if row is reference:
+            return ""
+        return INTERVAL.cell(row)
+
     return [
-        text_col("program", "label"),
+        Column("program", program_of, True),
         SPEED,
-        Column(f"× {reference.label}", factor_or_error),
-        INTERVAL,
+        Column(f"× {program_of(reference)}", factor),
+        Column(INTERVAL.heading, interval),
         GB,
         num_col("first step, s", "record.first_step_seconds", ".1f"),
         num_col("again, s", "warm_first_step_seconds", ".1f"),
@@ -391,7 +435,7 @@ def columns_over(reference: Run) -> list[Column]:
 
 MEANS = (
     "Medians over the rounds. Speedups are means of the rounds' ratios, with their 95 % intervals;"
-    " bold: significant over the whole table. *Again*: the first step of a program that is started"
+    " bold: significant over all rows. *Again*: the first step of a program that is started"
     " again, and finds what the compiler has kept."
 )
 DIFFERENCES = (
@@ -416,16 +460,16 @@ def limit_note(row: Row) -> str:
 
 
 def speedups_over(rows: Sequence[Row]) -> str:
-    """Returns what the speedups of a table are over."""
-    reference = reference_of([row.run for row in rows])
-    over = f"Speedups are over {reference.label}."
-    pages = [row.run.variables for row in rows]
-    if HUGE_PAGES in pages and SMALL_PAGES in pages:
-        over += (
-            f" With huge pages they are over {reference.label} with huge pages, and those of that"
-            f" one over {reference.label} without."
-        )
-    return over
+    """Returns what the speedups of the tables are over, and what huge pages gain that program."""
+    references = [reference_row(part) for part in by_pages(rows)]
+    first, last = references[0], references[-1]
+    if first is last:
+        return f"Speedups are over {first.label}."
+    over = f"Speedups are over the {program_of(first)} of the same table."
+    if not last.factor:
+        return over
+    gain = f"{factor_text(last)} times as fast (95%: {INTERVAL.cell(last) or 'n/a'})"
+    return f"{over} Huge pages make {program_of(first)} {gain}."
 
 
 def provenance_notes(rows: Sequence[Row]) -> list[str]:
@@ -445,21 +489,35 @@ def provenance_note(peer: Peer, facts: dict) -> str:
     return note
 
 
-def finding_of_01(rows: Rows) -> str:
+def finding_of_01(rows: Sequence[Row]) -> str:
     """Returns how many times as fast as its reference 01 is, where that is significant; else ""."""
     own = next((row for row in rows if row.run.stage == "01"), None)
     if not own or not own.reference or not own.speedup().is_significant:
         return ""
-    return f"{own.label} is {own.factor:.2f} times as fast as {own.reference.label}"
+    finding = f"{program_of(own)} is {own.factor:.2f} times as fast as {program_of(own.reference)}"
+    if own.label.endswith(HUGE_LABEL):
+        return f"With huge pages for every program, {finding}"
+    return finding
 
 
 def speed_bar(row: Row) -> Bar:
-    text = speed_and_factor(row.tok_per_sec, factor_text(row))
-    return Bar(row.label, row.tok_per_sec, text, program_colour(row.run), row.speeds)
+    factor = factor_text(row)
+    if row.reference and row.run.variables != row.reference.run.variables:
+        factor = ""  # of a reference itself, over that of the other pages
+    text = speed_and_factor(row.tok_per_sec, factor)
+    return Bar(program_of(row), row.tok_per_sec, text, program_colour(row.run), row.speeds)
 
 
 def memory_bar(row: Row) -> Bar:
     return Bar("", row.reserved_gb, GB.cell(row) or "n/a", MEMORY)
+
+
+def share_scale(panels: Sequence, label: str) -> None:
+    """Gives panels that stand below each other one scale, with its name below the last."""
+    end = max(axes.get_xlim()[1] for axes in panels)
+    for axes in panels:
+        axes.set_xlim(right=end)
+    panels[-1].set_xlabel(label)
 
 
 def program_colour(run: Run) -> str:

@@ -56,7 +56,7 @@ class Stages(Study):
         epochs = rows.measured.plan.epochs
         if not epochs:
             return full_notes(rows)
-        return full_notes(rows, counted(epochs, "epoch"))
+        return full_notes(rows, f"{counted(epochs, 'epoch')} per run")
 
     def excerpts(self, rows: Rows) -> dict[str, list[Table]]:
         return {"stages": [scripts_table(latest_runs(rows.measured.folder))]}

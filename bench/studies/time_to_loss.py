@@ -7,7 +7,7 @@ from functools import partial
 from textwrap import fill
 
 from bench.analysis.rows import Goal, Row, Rows
-from bench.analysis.tuning import DEFAULT_LOSS
+from bench.analysis.tuning import DEFAULT_LOSS, is_tuned
 from bench.catalogue import EPOCHS, Run
 from bench.measure.measurement import Measurement
 from bench.measure.plan import Plan, Setup
@@ -25,7 +25,7 @@ from bench.report.pictures import (
     script_colour,
 )
 from bench.report.tables import RUN, SPEED
-from bench.report.to_loss import LOWEST_LOSS, factor_or_bound, time_columns
+from bench.report.to_loss import LOWEST_LOSS, factor_or_bound, settings_in_words, time_columns
 from bench.studies import Plans, Study, search
 from gpt_speed.common import UserError
 from gpt_speed.tables import Table, fmt
@@ -195,7 +195,7 @@ def seconds_or_never(row: Row, target: float) -> float:
 def draw_speeds(axes, rows: list[Row]) -> None:
     bars = [
         Bar(
-            fill(row.label.replace("+", " + "), 36, break_on_hyphens=False),
+            fill(name_of_bar(row), 36, break_on_hyphens=False),
             row.tok_per_sec,
             fmt(row.tok_per_sec, ",.0f"),
             script_colour(row.run),
@@ -207,6 +207,13 @@ def draw_speeds(axes, rows: list[Row]) -> None:
     axes.tick_params(axis="y", labelsize=9)
     axes.set_xlabel("tokens per second")
     axes.locator_params(axis="x", nbins=3)
+
+
+def name_of_bar(row: Row) -> str:
+    """Returns a script's name; with settings of a search, in words."""
+    if is_tuned(row.run):
+        return settings_in_words(row)
+    return row.label.replace("+", " + ")
 
 
 def draw_times(axes, rows: list[Row], target: float) -> None:

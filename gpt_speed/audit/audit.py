@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gpt_speed.audit.checks import NO_GAIN, Finding, check
 from gpt_speed.audit.notes import notes_of
 from gpt_speed.audit.other_gpus import LargerBatch, on_other_gpus
-from gpt_speed.audit.render import summary
+from gpt_speed.audit.render import saves_most_pages, summary
 from gpt_speed.audit.run import audit, watch
 from gpt_speed.audit.step import Step
 from gpt_speed.cards import PEAK_FLOPS
@@ -140,11 +140,29 @@ def result_of(
 def techniques_of(step: Step, gains: dict[str, float]) -> list[dict]:
     """Returns what the step shows of each technique, with its gain on our model by its patch."""
     findings = check(step)
-    return [
+    rows = [
         row_of(number, name, patch, findings[patch], gains.get(patch), step.device)
         for number, (patch, name) in enumerate(technique_names().items(), 1)
         if patch in findings
     ]
+    return with_pages_once(rows)
+
+
+def with_pages_once(rows: list[dict]) -> list[dict]:
+    """Returns the rows of an audit such that time on new pages of memory counts once, for the
+    technique that saves most of it: the others count what it leaves of the step, of which they
+    change the same share."""
+    first = saves_most_pages(rows)
+    if first is None:
+        return rows
+    left = 1 / first["expected"]
+    return [row if row is first else within(row, left) for row in rows]
+
+
+def within(row: dict, left: float) -> dict:
+    """Returns a row whose technique saves time only within the part of the step that is left."""
+    gain = row["expected"]
+    return row | dict(share=left * row["share"], expected=gain and 1 / (1 - left * (1 - 1 / gain)))
 
 
 def row_of(
@@ -155,9 +173,7 @@ def row_of(
     most = share + finding.beside
     # The speedup if that took no time, unless it is nearly the whole step.
     bound = 1 / (1 - most) if 0 < most < 0.95 else None
-    here = gain if device == "cuda" else expected(patch, finding.share, gain)
-    if finding.state == NO_GAIN:
-        here = 1.0
+    here = gain_here(patch, finding, gain, device)
     return dict(
         number=number,
         technique=name,
@@ -170,6 +186,17 @@ def row_of(
         upper_bound=bound,
         needs=finding.needs,
     )
+
+
+def gain_here(patch: str, finding: Finding, gain: float | None, device: str) -> float | None:
+    """Returns the speedup to expect of a technique that gained `gain` on our model."""
+    if finding.state == NO_GAIN:
+        return 1.0
+    if device == "cuda":
+        return gain
+    if finding.saved is not None:
+        return 1 / (1 - (finding.share or 0.0) * finding.saved)
+    return expected(patch, finding.share, gain)
 
 
 def figures_of(step: Step, timed: dict, machine: dict) -> dict:

@@ -36,6 +36,7 @@ class Finding(NamedTuple):
     beside: float = 0.0  # what it may save elsewhere, as a share of the step's time
     place: str = ""  # the script's line to change, if that isn't where the operators run
     needs: str = ""  # what the technique takes here, beside its lines
+    saved: float | None = None  # the part of that share which it saves; None: as on our model
 
     @property
     def where(self) -> str:
@@ -158,15 +159,19 @@ def bfloat16(step: Step) -> Finding:
 
 
 def float32_step(step: Step, evidence: str, state: str) -> Finding:
-    """Returns what bfloat16 may gain, in matmuls that move many bytes; smaller ones take as long in
-    16 bits."""
+    """Returns what bfloat16 may gain by autocast: the time that large matmuls save here, of those
+    which move many bytes; smaller ones take as long in 16 bits."""
     large = {op.origin for op in step.kinds if op.kernel and op.kernel[-1] >= LARGE}
     matmuls = [op for op in step.matmuls if op in large]
     share = step.time_share(matmuls)
     if share < LEAST_SHARE:
         return Finding(NO_GAIN, f"{evidence}; operators are too small to be faster in 16 bits")
-    evidence += "; as ours, with weights in bfloat16: autocast gains less"
-    return Finding(state, evidence, matmuls, share=share)
+    rates = step.facts.get("rates", {})  # a known GPU has none
+    if "bfloat16" not in rates:
+        return Finding(state, evidence, matmuls, share=share)
+    speedup = rates["bfloat16"] / rates["float32"]
+    evidence += f"; large matmuls are {speedup:.1f}× as fast in bfloat16 here"
+    return Finding(state, evidence, matmuls, share=share, saved=1 - 1 / speedup)
 
 
 def native_layers(step: Step) -> Finding:
