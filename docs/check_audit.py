@@ -37,7 +37,6 @@ NAMES = {  # of the programs whose memory was measured
     "gollem-bfloat16": "gollem, bfloat16 by autocast",
     "gollem-flash": "gollem, FlashAttention",
 }
-
 MODELS = dict(  # that nobody has measured
     lstm="LSTM language model",
     unet="U-Net",
