@@ -36,6 +36,7 @@ NAMES = {  # of the programs whose memory was measured
     "gollem-float32": "gollem, float32",
     "gollem-bfloat16": "gollem, bfloat16 by autocast",
     "gollem-flash": "gollem, FlashAttention",
+    "gb10": "gpt2-medium by hand",
 }
 MODELS = dict(  # that nobody has measured
     lstm="LSTM language model",
@@ -221,28 +222,37 @@ def audited(name: str, batch: int, card: str) -> dict:
 
 def measured_table() -> Table:
     """The memory that others measured, beside what the audit predicts of the same step, in MiB."""
+    rows = [
+        memory_row(measured, kind)
+        for kind in ("allocated", "reserved")
+        for measured in kept("measured.json")
+        if kind in measured
+    ]
     columns = [
         text_col("step", "step"),
         text_col("GPU", "card"),
+        text_col("MiB", "kind"),
         num_col("measured", "measured", ",.0f"),
         num_col("audit", "predicted", ",.0f"),
         num_col("error", "error", "+.1%"),
         num_col("torch-kitsune's error", "kitsune_error", "+.1%"),
     ]
-    return Table(columns, [*map(memory_row, kept("measured.json"))])
+    return Table(columns, rows)
 
 
-def memory_row(measured: dict) -> dict:
+def memory_row(measured: dict, kind: str) -> dict:
     """Returns the row of a figure, without models of an earlier run that still lay on the GPU."""
     memory = audited(measured["name"], measured["batch"], measured["card"])
-    figure, predicted = measured["allocated"] - measured.get("left", 0), memory["allocated"] / MIB
+    figure, predicted = measured[kind] - measured.get("left", 0), memory[kind] / MIB
+    kitsune = kept("kitsune.json")[measured["name"]] if kind == "allocated" else None
     return dict(
         step=NAMES[measured["name"]],
         card=measured["card"],
+        kind=kind,
         measured=figure,
         predicted=predicted,
         error=predicted / figure - 1,
-        kitsune_error=kept("kitsune.json")[measured["name"]] / figure - 1,
+        kitsune_error=kitsune and kitsune / figure - 1,
     )
 
 

@@ -32,7 +32,9 @@ def test_verdicts_are_judged_by_the_rule(state, others, outcome):
     assert CHECK.outcome_of(state, "missing", others) == outcome
 
 
-@pytest.mark.parametrize("name", ["example_table", "verdict_table", "measured_table"])
+@pytest.mark.parametrize(
+    "name", ["example_table", "verdict_table", "measured_table", "sample_table"]
+)
 def test_the_page_has_the_tables(name):
     table = markdown(getattr(CHECK, name)())
     assert without_padding(table) in without_padding(PAGE)
