@@ -874,11 +874,25 @@ def test_pages_have_the_tables(rows):
 
 
 @pytest.mark.parametrize(
-    ("card", "text"), [("RTX 4090", "106–129"), ("RTX 4070", "56"), ("RTX 3090", ""), ("T4", "")]
+    ("card", "others", "tuned"),
+    [
+        ("RTX 4090", "nanoGPT 106, nanogpt-speedrun 110, NoCap 129", ""),
+        ("RTX 3090", "", ""),  # its settings are assumed
+        ("T4", "", ""),
+        ("A100 40 GB", "nanoGPT 109 (below)", ""),
+        ("H100", "modded-nanogpt 366", "gollem 419, twenty cards 466"),
+    ],
 )
-def test_what_others_measured(card, text):
-    """Of each program that resembles 01 the fastest; the RTX 3090's has assumed settings."""
-    assert prediction_tables.thousands_of_others(card) == text
+def test_what_others_measured(card, others, tuned):
+    """Of each program that resembles 01 the fastest; apart, those that the model was tuned on."""
+    line = prediction_tables.card_line(card)
+    assert (line.others, line.tuned) == (others, tuned)
+
+
+def test_a_speed_outside_of_the_expected_range_says_so():
+    speeds = {"fast": 30_000, "slow": 9_000, "near": 20_000}
+    text = prediction_tables.others_text(speeds, (10_000, 25_000))
+    assert text == "slow 9 (below), near 20, fast 30 (above)"
 
 
 def test_the_largest_batches_of_a_gpu():
