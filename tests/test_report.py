@@ -1014,7 +1014,7 @@ def test_the_typed_times_to_a_loss_are_those_of_the_table():
 def test_the_typed_gains_of_records_are_over_01_alone(machine, column):
     """Muon's, and the modern model's with it, to the loss of one epoch, without compiling."""
     page = (ROOT / "docs/records.md").read_text(encoding="utf-8")
-    typed = [row[column] for row in rows_of_text(page.partition("**Variants**")[2])]
+    typed = [row[column] for row in rows_of_text(page.partition("## Variants")[2])]
     (rows,) = (
         rows
         for rows in newest_in(REFERENCE / machine, "time-to-loss")
