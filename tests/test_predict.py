@@ -836,6 +836,18 @@ def test_the_picture_shows_what_the_page_begins_with(rows):
     assert (24 - len(near), len(too_fast)) == (9, 7) and "of the nine misses seven" in page
 
 
+def test_the_picture_shows_apart_what_the_model_was_tuned_on(rows):
+    """Hollow, and neither among the checks nor twice; what is outside of the model isn't drawn."""
+    (axes,) = CHECK.picture(rows).subfigs[0].axes
+    lines = {line.get_label(): line for line in axes.lines}
+    tuned = lines["tuned on, as predicted today"]
+    assert tuned.get_markerfacecolor() == "none"
+    groups = [CHECK.chosen(rows, group=group) for group in ("tuned", "check")]
+    expected = [len([row for row in group if "first" not in row]) for group in groups]
+    checks = lines["earlier checks, as predicted today"]
+    assert [len(line.get_xdata()) for line in (tuned, checks)] == expected
+
+
 def test_the_range_by_all_other_programs():
     """It holds 95% of their checks, and none of the program's own."""
 

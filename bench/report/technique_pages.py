@@ -36,7 +36,7 @@ EFFECTS = {  # on the loss, in plainer words than a patch's header
     "09-padded-vocabulary": "other initial weights",
     "10-batch-size": "fewer, larger steps",
 }
-LONG = 200  # lines of a diff to which a card only links
+LONG = 100  # lines of a diff to which a card only links
 
 
 def title_of(patch: Patch, number: int) -> str:
