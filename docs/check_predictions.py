@@ -372,11 +372,7 @@ def picture(rows: list[dict], palette: Palette = LIGHT):
         draw_scales(axes, palette)
         for label, group, style in (
             ("tuned on, as predicted today", chosen(others, group="tuned"), hollow),
-            (
-                "earlier checks, as predicted today",
-                checks,
-                dict(color=palette.memory, markersize=3),
-            ),
+            ("earlier checks, as predicted today", checks, small),
             (f"the last {len(last)}, as first predicted", last, newest),
         ):
             points = [(row["tok_per_sec"], row["predicted"]) for row in group]

@@ -681,7 +681,7 @@ def test_the_pages_are_what_the_command_writes():
         assert update(text, readme.SHOWN) == text, path.name
     assert readme.BLOCKS.keys() | readme.MACHINE_BLOCKS.keys() <= blocks
     assert all({"Use", "Limits", "Compiled"} <= patch.fields.keys() for patch in stack.load())
-    assert readme_tables.EFFECTS.keys() <= {patch.name for patch in stack.load()}
+    assert technique_pages.EFFECTS.keys() <= {patch.name for patch in stack.load()}
 
 
 # ---- README's figures --------------------------------------------------------------------------

@@ -153,7 +153,7 @@ def effect_cell(line: Contribution) -> str:
 def picture_lines() -> str:
     """Returns README's picture, a light and a dark one, with what it shows in words."""
     claims = Claims(REFERENCE)
-    first, last = claims.baseline, claims.optimized
+    last = claims.optimized
     words = (
         "Training throughput on one H100 after each technique, relative to the baseline: it ends"
         f" at {last.factor_baseline:.1f} times, in {last.reserved_gb:.1f} GB; on another day"
