@@ -367,10 +367,10 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
 
             done = step + 1 == total_steps
             if step % config.eval_freq == 0 or (step + 1) % len(loader) == 0 or done:
-                seconds = mean_over_ranks(seconds_between(times))  # evaluation isn't timed
+                seconds = seconds_between(times)  # of each step; evaluation isn't timed
                 train_loss = evaluate(model, data.train, config)
                 val_loss = evaluate(model, data.val, config)
-                run.log(epoch + 1, step, seconds, train_loss, val_loss)
+                run.log(epoch + 1, step, mean_over_ranks(seconds), train_loss, val_loss)
                 check_loss(train_loss + val_loss)
                 dist.barrier()  # rank 0 may come late, since it writes the record
                 done = done or val_loss <= config.target_loss
