@@ -370,7 +370,7 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
                 seconds = seconds_between(times)  # of each step; evaluation isn't timed
                 train_loss = evaluate(model, data.train, config)
                 val_loss = evaluate(model, data.val, config)
-                run.log(epoch + 1, step, mean_over_ranks(seconds), train_loss, val_loss)
+                run.log(epoch + 1, step, seconds, train_loss, val_loss)
                 check_loss(train_loss + val_loss)
                 dist.barrier()  # rank 0 may come late, since it writes the record
                 done = done or val_loss <= config.target_loss
@@ -622,7 +622,8 @@ def describe_machine(device: torch.device) -> dict[str, str | int | None]:
 
 
 class Run:
-    """Prints the log and writes the record: one JSON object per line. No weights are saved."""
+    """Prints the log and writes the record: one JSON object per line. No weights are saved. All
+    ranks call it, since its figures are of all of them; rank 0 writes."""
 
     def __init__(self):
         self.file, self.seconds, self.average = None, [], None  # start() opens the file
@@ -654,6 +655,8 @@ class Run:
 
     def log(self, epoch: int, step: int, seconds: list[float], train_loss, val_loss) -> None:
         """Reports the speed since the last line, and over all steps but the first, a warm-up."""
+        ranks = self.config.world_size
+        seconds = [total / ranks for total in sum_over_ranks(seconds)]  # their mean
         self.seconds += seconds
         rate = tokens_per_second(seconds, self.config)
         self.average = tokens_per_second(self.seconds[1:], self.config)  # the first step warms up
@@ -831,10 +834,6 @@ def sum_over_ranks(values: list[float]) -> list[float]:
     totals = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(totals)
     return totals.tolist()
-
-
-def mean_over_ranks(values: list[float]) -> list[float]:
-    return [total / dist.get_world_size() for total in sum_over_ranks(values)]
 
 
 def largest_over_ranks(figures: dict[str, float | None]) -> dict[str, float | None]:
