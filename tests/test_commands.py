@@ -32,15 +32,15 @@ TARGETS = re.findall(r"^([\w.-]+):", (ROOT / "Makefile").read_text(), re.MULTILI
 
 
 def commands_of(text: str) -> list[str]:
-    """Those in blocks of code, a line each, and those between backticks."""
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    """Those in blocks of code, a line each, also in a list's, and those between backticks."""
+    blocks = re.findall(r"^ *```(\w*)\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
     lines = [
-        line
+        line.strip()
         for language, block in blocks
         if language in ("", "bash")
         for line in block.replace("\\\n", " ").splitlines()
     ]
-    rest = re.sub(r"(?ms)^```.*?^```", "", text)
+    rest = re.sub(r"(?ms)^ *```.*?^ *```", "", text)
     lines += [" ".join(part.split()) for part in re.findall(r"`([^`]+)`", rest)]
     return [line.partition("  #")[0].strip() for line in lines if re.match(START, line)]
 
