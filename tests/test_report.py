@@ -972,6 +972,25 @@ def test_the_h100s_typed_range_is_that_of_the_logs():
     assert says in unwrapped("docs/results.md")
 
 
+def test_the_epycs_typed_gains_over_nanogpt_are_those_of_the_logs():
+    """Of 01, by dropout, batch, and huge pages; all are significant."""
+    folder = REFERENCE / "amd-epyc-2-cores"
+    gains = {}
+    for rows in newest_in(folder, "peers"):
+        for row in rows:
+            if row.run.stage == "01":
+                speedup = row.speedup()
+                low, high = speedup.interval
+                name = f"{rows.measured.kind} {row.run.variables['THP_MEM_ALLOC_ENABLE']}"
+                assert speedup.significance == "faster"
+                gains[name] = f"**{speedup.factor:.2f}** ({low:.2f}–{high:.2f})"
+    text = (folder / "README.md").read_text(encoding="utf-8").partition("## nanoGPT")[2]
+    kinds = ("dropout-0", "dropout-0.1", "largest-dropout-0")
+    typed = rows_of_text(text[: text.index("\n- ")])
+    for kind, (_, _, huge, small) in zip(kinds, typed, strict=True):
+        assert (huge, small) == (gains[f"{kind} 1"], gains.get(f"{kind} 0", "not measured"))
+
+
 def test_totals_are_of_every_measurement_of_one_model(tmp_path):
     text = (REFERENCE / "amd-epyc-2-cores" / "stages.jsonl").read_text(encoding="utf-8")
     model = '"model": "cpu-demo"'
