@@ -1021,6 +1021,23 @@ def test_the_typed_times_to_a_loss_are_those_of_the_table():
     assert f"seconds, {factor} as fast ({interval})" in page
 
 
+@pytest.mark.parametrize("machine", [XEON, "amd-epyc-2-cores"])
+def test_a_cpus_typed_gains_to_two_losses_are_those_of_the_logs(machine):
+    """Of 01 at default settings, and of three tuned scripts."""
+    folder = REFERENCE / machine
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    typed = rows_of_text(text[text.index("| loss | `01`, default settings") :].partition("\n\n")[0])
+    (rows,) = (rows for rows in newest_in(folder, "time-to-loss") if not rows.measured.kind)
+    default = next(row for row in rows if row.run.stage == "01" and not row.run.options)
+    tuned = to_loss.tuned_rows("", folder)[1:4]
+    cells = to_loss.TimeCells
+    for cell, target in zip(typed, rows.measured.plan.targets.values(), strict=True):
+        assert cell[0] == f"{target:.2f}"
+        own = cells(target).factor(default)
+        assert cell[1] == "not reached" if own.startswith("<") else cell[1].startswith(own)
+        assert cell[2:] == [cells(target).factor(row) for row in tuned]
+
+
 def test_the_h200s_typed_tokens_are_those_of_the_logs():
     """Of each script over 00, to the loss of one epoch."""
     base, *rows = to_loss.tuned_rows("epoch", REFERENCE / "nvidia-h200")
