@@ -389,7 +389,8 @@ def set_up_pytorch() -> None:
 # ---- Plumbing: hardware, memory, record, settings, errors --------------------------------------
 
 def make_compiler_folder() -> None:
-    """Makes the folder for compiled code that the user names, so that it can't fail later."""
+    """Makes the folder for compiled code that the user names. Else PyTorch's optimizers, which load
+    the compiler, would fail without a hint."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if not folder:
         return

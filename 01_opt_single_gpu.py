@@ -434,7 +434,7 @@ def set_up_pytorch() -> None:
 
 # ---- Plumbing: hardware, memory, record, settings, errors --------------------------------------
 
-def keep_compiled_code() -> None:
+def choose_compiler_folder() -> None:
     """Keeps compiled code in ~/.cache, since /tmp is emptied at a reboot. Each machine has its own
     part, since code is made for its CPU. PyTorch's own folder stays where there is no home, or
     where it can't be written."""
@@ -449,10 +449,11 @@ def keep_compiled_code() -> None:
 
 
 def make_compiler_folder() -> None:
-    """Makes the folder for compiled code that the user names, so that it can't fail later."""
+    """Makes the folder for compiled code that the user names. Else PyTorch's optimizers, which load
+    the compiler, would fail without a hint."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if not folder:
-        keep_compiled_code()
+        choose_compiler_folder()
         return
     try:
         os.makedirs(folder, exist_ok=True)

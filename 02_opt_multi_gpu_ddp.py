@@ -370,7 +370,7 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
                 seconds = seconds_between(times)  # of each step; evaluation isn't timed
                 train_loss = evaluate(model, data.train, config)
                 val_loss = evaluate(model, data.val, config)
-                run.log(epoch + 1, step, seconds, train_loss, val_loss)
+                run.log(epoch + 1, step, mean_over_ranks(seconds), train_loss, val_loss)
                 check_loss(train_loss + val_loss)
                 dist.barrier()  # rank 0 may come late, since it writes the record
                 done = done or val_loss <= config.target_loss
@@ -410,7 +410,7 @@ def evaluate(model: nn.Module, windows: TokenWindows, config: Config) -> float:
         # Small batches and one window's loss at a time, to need less memory than training.
         for logits_TV, y_T in zip(logits_BTV, y_BT.to(config.device), strict=True):
             losses_T = F.cross_entropy(logits_TV.float(), y_T, reduction="none")
-            loss_sum += losses_T.cpu().double().sum().item()  # mps has no float64
+            loss_sum += losses_T.cpu().double().sum().item()
     model.train()
     return sum_over_ranks([loss_sum])[0] / (count * config.context_length)
 
@@ -478,7 +478,7 @@ def set_up_pytorch() -> None:
 
 # ---- Plumbing: hardware, memory, record, settings, errors --------------------------------------
 
-def keep_compiled_code() -> None:
+def choose_compiler_folder() -> None:
     """Keeps compiled code in ~/.cache, since /tmp is emptied at a reboot. Each machine has its own
     part, since code is made for its CPU. PyTorch's own folder stays where there is no home, or
     where it can't be written."""
@@ -493,10 +493,11 @@ def keep_compiled_code() -> None:
 
 
 def make_compiler_folder() -> None:
-    """Makes the folder for compiled code that the user names, so that it can't fail later."""
+    """Makes the folder for compiled code that the user names. Else PyTorch's optimizers, which load
+    the compiler, would fail without a hint."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if not folder:
-        keep_compiled_code()
+        choose_compiler_folder()
         return
     try:
         os.makedirs(folder, exist_ok=True)
@@ -625,7 +626,7 @@ class Run:
 
     def __init__(self):
         self.file, self.seconds, self.average = None, [], None  # start() opens the file
-    memory = {}  # once an epoch has ended: that of the rank with the most
+        self.memory = {}  # at the end of an epoch: that of the rank with the most
 
     def start(self, model: nn.Module, data: Data, config: Config) -> None:
         self.config, self.attention = config, attention_backend(model, config)
@@ -653,8 +654,6 @@ class Run:
 
     def log(self, epoch: int, step: int, seconds: list[float], train_loss, val_loss) -> None:
         """Reports the speed since the last line, and over all steps but the first, a warm-up."""
-        ranks = self.config.world_size
-        seconds = [total / ranks for total in sum_over_ranks(seconds)]  # their mean
         self.seconds += seconds
         rate = tokens_per_second(seconds, self.config)
         self.average = tokens_per_second(self.seconds[1:], self.config)  # the first step warms up
@@ -757,24 +756,27 @@ def file_name(text: str) -> str:
     return text
 
 
+def require_torchrun() -> None:
+    """Raises UserError unless torchrun, or another launcher, started this process."""
+    if not all(map(os.environ.get, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))):
+        how = f"torchrun --nproc_per_node={torch.cuda.device_count() or 2} {Path(__file__).name}"
+        raise UserError(f"start it with one process per GPU, on a CPU with any number: {how}")
+
+
 def choose_device(kind: str | None) -> torch.device:
-    """Returns this rank's GPU, or the CPU. Raises UserError unless each rank has a GPU of its own,
-    or on a CPU unless torchrun started it."""
-    gpus = 0
+    """Returns this rank's GPU, or the CPU. Raises UserError where there is no GPU for the rank."""
     if kind is None:
         kind = "cuda" if torch.cuda.is_available() else "cpu"
-    if kind == "cuda":
-        torch.cuda.init()  # else device_count() may count a GPU cut by MIG as one
-        gpus = torch.cuda.device_count()
+    if kind == "cpu":
+        return torch.device("cpu")
+    torch.cuda.init()  # else device_count() may count a GPU cut by MIG as one
+    gpus = torch.cuda.device_count()
     gpu = number_of_own_gpu(gpus)
-    launched = all(map(os.environ.get, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")))
-    if not launched or 0 < gpus <= gpu:
-        how = f"torchrun --nproc_per_node={gpus or 2} {Path(__file__).name}"
-        raise UserError(f"start a process for each GPU: {how}")
-    device = torch.device(f"cuda:{gpu}" if kind == "cuda" else "cpu")
+    if gpu >= gpus:
+        raise UserError(f"no GPU is left for this process: torchrun --nproc_per_node={gpus}")
+    device = torch.device(f"cuda:{gpu}")
     torch.ones(1, device=device).item()
-    if device.type == "cuda":
-        torch.cuda.set_device(gpu)
+    torch.cuda.set_device(gpu)
     return device
 
 
@@ -829,6 +831,10 @@ def sum_over_ranks(values: list[float]) -> list[float]:
     totals = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(totals)
     return totals.tolist()
+
+
+def mean_over_ranks(values: list[float]) -> list[float]:
+    return [total / dist.get_world_size() for total in sum_over_ranks(values)]
 
 
 def largest_over_ranks(figures: dict[str, float | None]) -> dict[str, float | None]:
@@ -889,6 +895,7 @@ def main() -> int:
     try:
         set_up_process(rank)
         given = read_options()
+        require_torchrun()
         set_up_pytorch()
         config = configure(given)
         join_ranks(config)

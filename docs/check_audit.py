@@ -4,9 +4,10 @@
 
 expected.md has what somebody wrote down before each audit, and NAME.txt what the audit printed.
 measured.json has the memory that others measured on GPUs, in MiB; audits.json what audits of the
-same steps predict, in bytes, and kitsune.json what torch-kitsune 0.7.0 does, in MiB. rounds.jsonl
-has the milliseconds of each step of nanoGPT, its peak memory in GB and its last loss, by the
-techniques added; as-it-is.txt the audit's table before.
+same steps predict, in bytes, and kitsune.json what torch-kitsune 0.7.0 does, in MiB. counted.json
+has what counted.py counts in programs that nobody measured, in bytes, at two batch sizes.
+rounds.jsonl has the milliseconds of each step of nanoGPT, its peak memory in GB and its last loss,
+by the techniques added; as-it-is.txt the audit's table before.
 """
 
 import csv
@@ -35,7 +36,15 @@ NAMES = {  # of the programs whose memory was measured
     "gollem-float32": "gollem, float32",
     "gollem-bfloat16": "gollem, bfloat16 by autocast",
     "gollem-flash": "gollem, FlashAttention",
+    "gb10": "gpt2-medium by hand",
 }
+MODELS = dict(  # that nobody has measured
+    lstm="LSTM language model",
+    unet="U-Net",
+    vit="ViT",
+    t5="T5",
+    mixtral="Mixtral, a mixture of experts",
+)
 
 
 # ---- The example
@@ -213,33 +222,89 @@ def audited(name: str, batch: int, card: str) -> dict:
 
 def measured_table() -> Table:
     """The memory that others measured, beside what the audit predicts of the same step, in MiB."""
+    rows = [
+        memory_row(measured, kind)
+        for kind in ("allocated", "reserved")
+        for measured in kept("measured.json")
+        if kind in measured
+    ]
     columns = [
         text_col("step", "step"),
         text_col("GPU", "card"),
+        text_col("MiB", "kind"),
         num_col("measured", "measured", ",.0f"),
         num_col("audit", "predicted", ",.0f"),
         num_col("error", "error", "+.1%"),
         num_col("torch-kitsune's error", "kitsune_error", "+.1%"),
     ]
-    return Table(columns, [*map(memory_row, kept("measured.json"))])
+    return Table(columns, rows)
 
 
-def memory_row(measured: dict) -> dict:
+def memory_row(measured: dict, kind: str) -> dict:
     """Returns the row of a figure, without models of an earlier run that still lay on the GPU."""
     memory = audited(measured["name"], measured["batch"], measured["card"])
-    figure, predicted = measured["allocated"] - measured.get("left", 0), memory["allocated"] / MIB
+    figure, predicted = measured[kind] - measured.get("left", 0), memory[kind] / MIB
+    kitsune = kept("kitsune.json")[measured["name"]] if kind == "allocated" else None
     return dict(
         step=NAMES[measured["name"]],
         card=measured["card"],
+        kind=kind,
         measured=figure,
         predicted=predicted,
         error=predicted / figure - 1,
-        kitsune_error=kept("kitsune.json")[measured["name"]] / figure - 1,
+        kitsune_error=kitsune and kitsune / figure - 1,
     )
 
 
+def sample_table() -> Table:
+    """The MiB that one more sample adds to what a step stores for its backward pass, and to the
+    peak: as counted on a CPU without the audit, and as the audit predicts of an H100."""
+    rows = []
+    for name, counts in kept("counted.json").items():
+        counted = slopes({int(batch): count for batch, count in counts.items()})
+        audits = kept("audits.json")[name]
+        predicted = slopes(
+            {
+                audit["batch"]: dict(
+                    stored=audit["stored"], peak=audit["memory"]["H100"]["allocated"]
+                )
+                for audit in audits
+            }
+        )
+        kinds = {
+            kind: dict(
+                counted=counted[kind],
+                predicted=predicted[kind],
+                error=predicted[kind] / counted[kind] - 1,
+            )
+            for kind in ("stored", "peak")
+        }
+        rows.append(dict(model=MODELS[name], bound=audits[0]["memory"]["H100"]["bound"], **kinds))
+    columns = [
+        text_col("model", "model"),
+        num_col("stored, counted", "stored.counted", ".2f"),
+        num_col("audit", "stored.predicted", ".2f"),
+        num_col("error", "stored.error", "+.1%"),
+        num_col("peak, counted", "peak.counted", ".2f"),
+        num_col("audit", "peak.predicted", ".2f"),
+        num_col("error", "peak.error", "+.1%"),
+        text_col("the audit says", "bound"),
+    ]
+    return Table(columns, rows)
+
+
+def slopes(figures: dict[int, dict[str, float]]) -> dict[str, float]:
+    """Returns by how many MiB each figure grows with one more sample, from the figures in bytes at
+    two batch sizes."""
+    small, large = sorted(figures)
+    return {
+        kind: (figures[large][kind] - figure) / (large - small) / MIB
+        for kind, figure in figures[small].items()
+    }
+
+
 def main() -> None:
-    for table in (example_table(), verdict_table(), measured_table()):
+    for table in (example_table(), verdict_table(), measured_table(), sample_table()):
         print(markdown(table))
 
 

@@ -27,8 +27,10 @@ from bench.common import write_whole  # noqa: E402
 from bench.predict.prediction import Prediction  # noqa: E402
 from bench.predict.shipped import (  # noqa: E402
     GPT2,
+    TUNED_ON,
     options_of,
     prediction_of,
+    program_of,
     published_others,
     scripts,
 )
@@ -44,7 +46,6 @@ from gpt_speed.cards import CARDS  # noqa: E402
 from gpt_speed.speed import LEAST_BATCH, Work, is_compiled, is_inside, margin  # noqa: E402
 from gpt_speed.tables import Table, markdown, num_col, text_col  # noqa: E402
 
-TUNED_ON = "twenty cards", "gollem"
 PICTURES = {"predictions.png": LIGHT, "predictions-dark.png": DARK}
 NEAR = 0.2  # an error up to which a prediction counts as near
 SHARE = 0.95  # of the other programs' figures that lie in the range which they give a program
@@ -164,7 +165,7 @@ def predicted(row: dict, prediction: Prediction) -> dict:
     # Instead of an update, which passes 7 times over the weights, gradients are added: 3 times.
     saved = times["optimizer"] * 4 / 7 * (1 - 1 / row["micro_batches"])
     tok_per_sec = batch * prediction.context_length / (sum(times.values()) - saved)
-    program = row["source"].partition(",")[0]
+    program = program_of(row)
     group = "tuned" if program in TUNED_ON else "used" if "used" in row else "check"
     return dict(
         predicted=tok_per_sec,
@@ -356,20 +357,26 @@ def memory_table() -> Table:
 
 def picture(rows: list[dict], palette: Palette = LIGHT):
     """Draws predicted over measured tok/sec: the last batch as first predicted, and names each
-    program's worst on a GPU where the error is above NEAR; the others inside the model."""
+    program's worst on a GPU where the error is above NEAR; the earlier checks, and hollow what the
+    model was tuned on."""
     last = as_first_predicted(rows)
-    others = [row for row in rows if "first" not in row and row["group"] != "outside"]
+    others = [row for row in rows if "first" not in row]
+    checks = chosen(others, group="check")
+    hollow = dict(color=palette.memory, markersize=4, markerfacecolor="none")
+    small = dict(color=palette.memory, markersize=3)
+    newest = dict(color=palette.gain, markersize=6)
     near = sum(abs(row["error"]) <= NEAR for row in last)
     title = f"{near} of the last {len(last)} figures were within 20% when we first predicted them"
     with load_pyplot().rc_context():
         figure, [(_, axes)] = rows_of_panels([title], [6.5], [1], palette)
         draw_scales(axes, palette)
-        for label, group, colour, size in (
-            ("the others, as predicted today", others, palette.memory, 3),
-            (f"the last {len(last)}, as first predicted", last, palette.gain, 6),
+        for label, group, style in (
+            ("tuned on, as predicted today", chosen(others, group="tuned"), hollow),
+            ("earlier checks, as predicted today", checks, small),
+            (f"the last {len(last)}, as first predicted", last, newest),
         ):
             points = [(row["tok_per_sec"], row["predicted"]) for row in group]
-            axes.plot(*zip(*points, strict=True), "o", color=colour, markersize=size, label=label)
+            axes.plot(*zip(*points, strict=True), "o", label=label, **style)
         name_misses(axes, last)
         axes.legend(loc="lower right", frameon=False)
     return figure

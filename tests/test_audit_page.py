@@ -32,7 +32,9 @@ def test_verdicts_are_judged_by_the_rule(state, others, outcome):
     assert CHECK.outcome_of(state, "missing", others) == outcome
 
 
-@pytest.mark.parametrize("name", ["example_table", "verdict_table", "measured_table"])
+@pytest.mark.parametrize(
+    "name", ["example_table", "verdict_table", "measured_table", "sample_table"]
+)
 def test_the_page_has_the_tables(name):
     table = markdown(getattr(CHECK, name)())
     assert without_padding(table) in without_padding(PAGE)
@@ -74,3 +76,9 @@ def test_what_the_page_says_of_autocast_alone():
     (gain,) = re.findall(r"Autocast\s+alone\s+gained\s+(\d\.\d\d)×", PAGE)
     ratio = CHECK.runs_with([]).middle / CHECK.runs_with([5]).middle
     assert float(gain) == pytest.approx(ratio, abs=0.005)
+
+
+@pytest.mark.parametrize("kind", ["stored", "peak"])
+def test_memory_grows_with_the_batch_as_counted_without_the_audit(kind):
+    for row in CHECK.sample_table().rows:
+        assert abs(row[kind]["error"]) < 0.05, row

@@ -32,7 +32,7 @@ TARGETS = re.findall(r"^([\w.-]+):", (ROOT / "Makefile").read_text(), re.MULTILI
 
 
 def commands_of(text: str) -> list[str]:
-    """Those in blocks of code, a line each, also in a list's, and those between backticks."""
+    """Those in blocks of code, a line each, also in lists, and those between backticks."""
     blocks = re.findall(r"^ *```(\w*)\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
     lines = [
         line.strip()

@@ -919,9 +919,10 @@ def test_gpus_are_counted_by_cuda(stages, gpus, monkeypatch):
     started = []
     monkeypatch.setattr(torch.cuda, "init", lambda: started.append(1))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 if started else 8)
-    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
     script = stages["02_opt_multi_gpu_ddp"]
-    with pytest.raises(script.UserError, match="torchrun --nproc_per_node=1 "):
+    with pytest.raises(script.UserError, match="torchrun --nproc_per_node=1$"):
         script.configure({})
     started.clear()
     assert hardware.rank_count() == 1

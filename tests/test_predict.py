@@ -836,6 +836,18 @@ def test_the_picture_shows_what_the_page_begins_with(rows):
     assert (24 - len(near), len(too_fast)) == (9, 7) and "of the nine misses seven" in page
 
 
+def test_the_picture_shows_apart_what_the_model_was_tuned_on(rows):
+    """Hollow, and neither among the checks nor twice; what is outside of the model isn't drawn."""
+    (axes,) = CHECK.picture(rows).subfigs[0].axes
+    lines = {line.get_label(): line for line in axes.lines}
+    tuned = lines["tuned on, as predicted today"]
+    assert tuned.get_markerfacecolor() == "none"
+    groups = [CHECK.chosen(rows, group=group) for group in ("tuned", "check")]
+    expected = [len([row for row in group if "first" not in row]) for group in groups]
+    checks = lines["earlier checks, as predicted today"]
+    assert [len(line.get_xdata()) for line in (tuned, checks)] == expected
+
+
 def test_the_range_by_all_other_programs():
     """It holds 95% of their checks, and none of the program's own."""
 
@@ -874,11 +886,25 @@ def test_pages_have_the_tables(rows):
 
 
 @pytest.mark.parametrize(
-    ("card", "text"), [("RTX 4090", "106–129"), ("RTX 4070", "56"), ("RTX 3090", ""), ("T4", "")]
+    ("card", "others", "tuned"),
+    [
+        ("RTX 4090", "nanoGPT 106, nanogpt-speedrun 110, NoCap 129", ""),
+        ("RTX 3090", "", ""),  # its settings are assumed
+        ("T4", "", ""),
+        ("A100 40 GB", "nanoGPT 109 (below)", ""),
+        ("H100", "modded-nanogpt 366", "gollem 419, twenty cards 466"),
+    ],
 )
-def test_what_others_measured(card, text):
-    """Of each program that resembles 01 the fastest; the RTX 3090's has assumed settings."""
-    assert prediction_tables.thousands_of_others(card) == text
+def test_what_others_measured(card, others, tuned):
+    """Of each program that resembles 01 the fastest; apart, those that the model was tuned on."""
+    line = prediction_tables.card_line(card)
+    assert (line.others, line.tuned) == (others, tuned)
+
+
+def test_a_speed_outside_of_the_expected_range_says_so():
+    speeds = {"fast": 30_000, "slow": 9_000, "near": 20_000}
+    text = prediction_tables.others_text(speeds, (10_000, 25_000))
+    assert text == "slow 9 (below), near 20, fast 30 (above)"
 
 
 def test_the_largest_batches_of_a_gpu():

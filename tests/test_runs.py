@@ -306,10 +306,10 @@ def test_a_step_takes_what_it_takes_the_mean_rank(bench, monkeypatch):
     script, rows = bench.stages["02_opt_multi_gpu_ddp"], []
     monkeypatch.setattr(script, "sum_over_ranks", lambda mine: [a + 3 for a in mine])
     run = script.Run()
-    run.seconds, run.config = [], script.Config(batch_size=2, context_length=16, world_size=2)
+    run.config = script.Config(batch_size=2, context_length=16, world_size=2)
     run.write = lambda event, **figures: rows.append(figures)
     monkeypatch.setattr(script, "dist", mock.Mock(get_world_size=lambda: 2))
-    run.log(1, 1, [1.0, 5.0, 3.0], 2.0, 2.0)
+    run.log(1, 1, script.mean_over_ranks([1.0, 5.0, 3.0]), 2.0, 2.0)
     assert rows[0]["seconds"] == [2.0, 4.0, 3.0]
     assert run.seconds == [2.0, 4.0, 3.0]
     assert rows[0]["tokens"] == 128 and rows[0]["step_tok_per_sec"] == 64 / 3
@@ -492,6 +492,7 @@ def steps_of(script, windows, batch: int, seed: int, rank: int = 0, ranks: int =
     run, ranks_meet = mock.Mock(), mock.Mock()
     if hasattr(script, "dist"):
         replaced["dist"] = mock.Mock(barrier=ranks_meet, get_rank=lambda: rank)
+        replaced["mean_over_ranks"] = lambda seconds: seconds
     with mock.patch.multiple(script, **replaced):
         script.train(
             None,

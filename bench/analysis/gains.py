@@ -127,9 +127,15 @@ def variant_rows() -> list[Row]:
     return [row for row in rows_of_variants() if is_certain(row)]
 
 
-def unclear_variants() -> set[tuple[str, str]]:
-    """Returns the variant_key of each variant that was measured, but isn't among variant_rows."""
-    return {variant_key(row.run) for row in rows_of_variants() if not is_certain(row)}
+def unclear_variants() -> dict[tuple[str, str], frozenset[str]]:
+    """Returns by the variant_key of each variant that was measured, but isn't among variant_rows,
+    the folders of the machines where that is so."""
+    unclear: dict[tuple[str, str], frozenset[str]] = {}
+    for row in rows_of_variants():
+        if not is_certain(row):
+            key = variant_key(row.run)
+            unclear[key] = unclear.get(key, frozenset()) | {row.measured.folder.name}
+    return unclear
 
 
 def variant_key(run: Run) -> tuple[str, str]:

@@ -68,8 +68,17 @@ def variants() -> list[Run]:
     return scripts().variants(base, Machine(gpus=1), scripts().variant_names(base))
 
 
+# The programs by whose figures the constants of gpt_speed/speed.py were chosen.
+TUNED_ON = "twenty cards", "gollem"
+
+
 def published_others() -> dict:
     return json.loads((REFERENCE / "published-others.json").read_text(encoding="utf-8"))
+
+
+def program_of(row: dict) -> str:
+    """Returns the program that a published figure is of, without its step or settings."""
+    return row["source"].partition(",")[0]
 
 
 def options_of(source: dict) -> list[str]:

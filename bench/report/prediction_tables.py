@@ -3,6 +3,7 @@ GPU (docs/gpus.md)."""
 
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,14 +14,15 @@ from bench.predict.forecast import speed_text
 from bench.predict.prediction import Prediction, largest_that_fits
 from bench.predict.shipped import (
     GPT2,
+    TUNED_ON,
     in_place,
     kept_of,
     largest_that_surely_fits,
     prediction_of,
+    program_of,
     published_others,
     scripts,
 )
-from bench.report.tables import range_text
 from gpt_speed.cards import BY_NAME, CARDS, Card
 from gpt_speed.tables import Table, num_col, text_col
 
@@ -170,11 +172,15 @@ class CardLine(NamedTuple):
     float32: str  # the same with float32 weights
     speed: str  # of 01, in thousands
     others: str  # of other people's programs
+    tuned: str  # of those that the predictions were tuned on
 
 
 def card_line(name: str) -> CardLine:
     card = CARDS[name]
     last = OnCard("01", card)
+    fastest = fastest_of_others(name)
+    tuned = {program: fastest[program] for program in TUNED_ON if program in fastest}
+    others = {program: fastest[program] for program in fastest.keys() - tuned.keys()}
     return CardLine(
         card=name,
         gb=card.mib / 1024,
@@ -182,7 +188,8 @@ def card_line(name: str) -> CardLine:
         optimized=largest_text(last.prediction, card),
         float32=largest_text(with_float32_weights(last), card),
         speed=speed_text(last.prediction, last.batch, card),
-        others=thousands_of_others(name),
+        others=others_text(others, last.speeds),
+        tuned=others_text(tuned),
     )
 
 
@@ -204,17 +211,32 @@ def with_float32_weights(last: OnCard) -> Prediction:
     return last.prediction
 
 
-def thousands_of_others(name: str) -> str:
-    """Writes the range of what other people's programs reached on a card, in thousands of tok/sec:
-    of each program that resembles 01 the fastest figure; "" without any."""
+def fastest_of_others(name: str) -> dict[str, float]:
+    """Returns by the names of other people's programs that resemble 01 the fastest figure of each
+    on a card, in tok/sec."""
     published = published_others()
     fastest: dict[str, float] = {}
     for row in published["rows"]:
         source = published["sources"][row["source"]]
         if row["card"] == name and row["batch"] >= LEAST_BATCH and resembles_01(source, row):
-            program, _, _ = row["source"].partition(",")
-            fastest[program] = max(row["tok_per_sec"] / 1000, fastest.get(program, 0))
-    return range_text(fastest.values(), ",.0f")
+            program = program_of(row)
+            fastest[program] = max(row["tok_per_sec"], fastest.get(program, 0))
+    return fastest
+
+
+def others_text(speeds: dict[str, float], expected: tuple[float, float] | None = None) -> str:
+    """Writes the speeds of programs in thousands of tok/sec, the slowest first, and which lie
+    outside the range that is expected."""
+    return ", ".join(
+        f"{program} {speed / 1000:,.0f}{outside_text(speed, expected)}"
+        for program, speed in sorted(speeds.items(), key=itemgetter(1))
+    )
+
+
+def outside_text(speed: float, expected: tuple[float, float] | None) -> str:
+    if not expected or expected[0] <= speed <= expected[1]:
+        return ""
+    return " (below)" if speed < expected[0] else " (above)"
 
 
 def resembles_01(source: dict, row: dict) -> bool:
@@ -239,7 +261,8 @@ def gpus_table() -> Table:
             num_col("with float32 weights", "float32"),
             num_col("of 00", "baseline"),
             num_col("thousand tok/sec of 01, predicted", "speed"),
-            text_col("others' programs, measured", "others"),
+            text_col("others, measured", "others"),
+            text_col("tuned on", "tuned"),
         ],
         list(map(card_line, COMMON)),
     )

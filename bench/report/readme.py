@@ -165,7 +165,7 @@ BLOCKS: dict[str, Callable[[], Table | str]] = {
     "technique-cards": technique_pages.technique_cards,
     "variant-cards": variant_pages.variant_cards,
     "variant-tables": variant_pages.variant_tables,
-    "variants-on-gpu": variant_pages.measured_on_gpu,
+    "variant-choice": variant_pages.variant_choice,
     "gpus": prediction_tables.gpus_table,
     "memory-by-batch": prediction_tables.memory_table,
     "explorer": explorer.data_block,

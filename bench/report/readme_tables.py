@@ -7,7 +7,6 @@ from bench.analysis.claims import Claims, Contribution
 from bench.analysis.folders import has_gpu
 from bench.analysis.rows import Row
 from bench.analysis.totals import optimized_in, rounds_of_both
-from bench.catalogue import effect_on_loss
 from bench.common import REFERENCE
 from bench.machine import short_name
 from bench.predict.batches import comparable_batch
@@ -15,16 +14,11 @@ from bench.report import waterfall
 from bench.report.notes import SINGLE_RUNS
 from bench.report.prediction_tables import OnCard
 from bench.report.tables import spread
-from bench.report.technique_pages import link_to, title_of
+from bench.report.technique_pages import effect_in_words, link_to, title_of
 from gpt_speed.cards import CARDS
 from gpt_speed.tables import Column, Table, num_col, text_col
 
 PREDICTED = "RTX 4090"  # the GPU whose line in the table of hardware is predicted
-EFFECTS = {  # on the loss, in plainer words than a patch's header
-    "05-bfloat16": "small updates are lost; see below",
-    "09-padded-vocabulary": "other initial weights",
-    "10-batch-size": "fewer, larger steps",
-}
 
 
 class HardwareLine(NamedTuple):
@@ -152,16 +146,14 @@ def still_gains_cell(line: Contribution) -> str:
 
 
 def effect_cell(line: Contribution) -> str:
-    """Returns what the techniques do to the loss, in the words of their headers where EFFECTS has
-    no plainer ones."""
-    effects = [EFFECTS.get(patch.name, effect_on_loss(patch)) for patch in line.patches]
-    return "; ".join(dict.fromkeys(effects))
+    """Returns what the techniques do to the loss."""
+    return "; ".join(dict.fromkeys(map(effect_in_words, line.patches)))
 
 
 def picture_lines() -> str:
     """Returns README's picture, a light and a dark one, with what it shows in words."""
     claims = Claims(REFERENCE)
-    first, last = claims.baseline, claims.optimized
+    last = claims.optimized
     words = (
         "Training throughput on one H100 after each technique, relative to the baseline: it ends"
         f" at {last.factor_baseline:.1f} times, in {last.reserved_gb:.1f} GB; on another day"

@@ -30,8 +30,13 @@ class Shown(NamedTuple):
 
 GPU = Shown("nvidia-h100", "H100")
 # When ALLOCATOR was measured there, which isn't in its ladder.
-ALLOCATOR_DAY = f"{GPU.name} (28 November 2026, together with fast math)"
-LONG = 200  # lines of a diff to which a card only links
+ALLOCATOR_DAY = f"{GPU.name} (28 November 2026, together with fast math, unverified)"
+EFFECTS = {  # on the loss, in plainer words than a patch's header
+    "05-bfloat16": "small updates are lost",
+    "09-padded-vocabulary": "other initial weights",
+    "10-batch-size": "fewer, larger steps",
+}
+LONG = 100  # lines of a diff to which a card only links
 
 
 def title_of(patch: Patch, number: int) -> str:
@@ -40,6 +45,12 @@ def title_of(patch: Patch, number: int) -> str:
     if patch.name == "ddp":
         return title
     return f"{number}. {title}"
+
+
+def effect_in_words(patch: Patch) -> str:
+    """Returns what a technique does to the loss, in the word of its header where EFFECTS has no
+    plainer ones."""
+    return EFFECTS.get(patch.name, effect_on_loss(patch))
 
 
 def link_to(heading: str, page: str = "") -> str:
@@ -112,7 +123,7 @@ class Technique:
 
     @property
     def loss(self) -> str:
-        return effect_on_loss(self.patch)
+        return effect_in_words(self.patch)
 
     @property
     def still_gains(self) -> str:
@@ -243,10 +254,13 @@ def gain_on_the_gpu(technique: Technique) -> float:
 
 
 def speed_cell(technique: Technique) -> str:
-    """Returns what a technique gained on GPU, maybe with others, or that it is for CPUs."""
+    """Returns what a technique gained on GPU, or that it is for CPUs. A gain of several techniques
+    stands at the first of them."""
     gain = technique.on(GPU)
     if not gain and technique.number in without_effect_on_gpus():
         return "CPUs only"
+    if gain and gain.together_with and technique.number > min(gain.together_with):
+        return f"with {min(gain.together_with)}"
     return speed_text(gain) + others_text(gain)
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -14,10 +15,10 @@ from bench.common import REFERENCE
 from bench.predict import shipped
 from bench.predict.prediction import Prediction
 from bench.report.tables import spread
-from bench.report.technique_pages import GPU, links_of, memory_text, speed_text
+from bench.report.technique_pages import GPU, Shown, links_of, memory_text, speed_text
 from gpt_speed.cards import CARDS
 from gpt_speed.common import UserError, listed
-from gpt_speed.tables import Column, Table, markdown, text_col, value_col
+from gpt_speed.tables import Column, Table, markdown, text_col
 from patches import stack
 from patches.stack import Patch
 
@@ -25,6 +26,8 @@ WHERE = {  # what the CPU's figures of a purpose are of, where that isn't 01 wit
     "Several GPUs": "Measured on two CPU ranks with `cpu-demo`, over `02`; none has run on several"
     " GPUs. [With gpt2-medium](multi-gpu.md#models-that-one-gpu-cant-hold) ZeRO 3 saves memory.",
 }
+# Whose figures the tables have beside the GPU's.
+CPUS = (Shown("intel-xeon-amx-2-cores", "Xeon"), Shown("amd-epyc-2-cores", "EPYC"))
 LINKS = 1  # to the sources of a variant; its patch names all
 MISSING = "–"  # what was neither measured nor predicted
 # What variants are for, in the order of the page.
@@ -85,27 +88,32 @@ PURPOSES = {
 }
 
 
-# What those that were measured on the GPU are good for, by their labels, the most useful first.
+# What the variants to choose from are good for, by their labels, the most useful first.
 USES = {
-    "precision-autocast": "**long trainings**: no small update is lost",
-    "memory-checkpoint": "**a model or batch that doesn't fit**",
-    "compile-mode --compile-mode reduce-overhead, batch 4": "**small batches**: CUDA graphs",
-    "attention-backend --attention flash --no-attention-dropout": "models that need no dropout in"
-    " attention; cuDNN's kernel reached 1.08",
+    "precision-autocast": "**to keep what you train**: no small update is lost",
+    "checkpoint-resume": "**to resume after a crash**, at a constant learning rate: most schedules"
+    " don't combine with it yet",
+    "memory-checkpoint": "a model or batch that doesn't fit",
+    "step-accumulation --micro-batches 4": "a larger batch per update",
+    "optimizer-muon": "fewer tokens to reach a loss; then add [`model-modern`](#model-modern)",
+    "compile-mode --compile-mode reduce-overhead, batch 4": "speed at small batches (CUDA graphs)",
+    "compile-blocks": "short runs: it compiles sooner",
     "compile-switch --compile-switch fallback_random": "dropout on PyTorch 2.13 and newer",
-    "optimizer-muon": "**fewer tokens to reach a loss**",
-    "compile-blocks": "**short runs**: it compiles sooner",
-    "precision-float8": "larger models, untested",
+    "attention-backend --attention flash --no-attention-dropout": "a model that needs no dropout in"
+    " attention; cuDNN's kernel reached 1.08",
+    "init-gpt2": "to fine-tune GPT-2, with `precision-autocast`",
 }
-# Those that are good for nothing at this model's size, and why.
+# Those that were measured on the GPU and are of no use at this model's size, and why.
 USELESS = {
     "head-liger": "technique 14 is faster",
+    "precision-float8": "it may pay for larger models, untested",
     "precision-float8 --float8 head": "scaling costs more than it saves",
     "precision-float8 --float8 all": "the same",
     "compile-mode --compile-mode reduce-overhead": "batch 32 keeps the GPU busy",
     "compile-switch --compile-switch coordinate_descent_tuning": "six times the compile time",
 }
 GONE = {"head-cce, skipping small gradients"}  # measured, but nobody can compose it any more
+RESTS_ON = {"step": "two turns", "predicted": "predicted"}  # a factor without an interval
 NOTES = {"head-pytorch": "probably its small chunks"}  # on what a factor comes from
 
 
@@ -134,7 +142,8 @@ class Variant:
     script: str
     label: str
     gains: list[Gain]
-    is_unclear: bool = False  # it was measured, but what it gains is too uncertain to be printed
+    # The folders of the machines where it was measured, but its gain is too uncertain to print.
+    unclear_on: frozenset[str] = frozenset()
 
     @property
     def is_part(self) -> bool:
@@ -149,8 +158,10 @@ class Variant:
     @property
     def changes_something(self) -> bool:
         """Whether it isn't just predicted to leave speed and memory as they are."""
-        gain, cpu = self.on_gpu, self.on_cpu
-        if not gain or gain.source != "predicted" or (cpu and cpu.is_significant):
+        gain = self.on(GPU)
+        if not gain or gain.source != "predicted":
+            return True
+        if any(other.is_significant for other in self.gains):
             return True
         return not (is_one(gain.factor) and is_one(gain.memory))
 
@@ -162,14 +173,13 @@ class Variant:
             return f"{link}: {note}"
         return link
 
-    @property
-    def on_gpu(self) -> Gain | None:
-        """What it gained on GPU: with the narrowest interval, or else predicted."""
-        return best(gain for gain in self.gains if gain.folder == GPU.folder)
+    def on(self, machine: Shown) -> Gain | None:
+        """What it gained on a machine: with the narrowest interval, or else predicted."""
+        return best(gain for gain in self.gains if gain.folder == machine.folder)
 
-    @property
-    def on_cpu(self) -> Gain | None:
-        return best(gain for gain in self.gains if gain.device == "cpu")
+    def has_figures_of(self, machine: Shown) -> bool:
+        """Returns whether it was measured on a machine, or is predicted there."""
+        return bool(self.on(machine)) or machine.folder in self.unclear_on
 
 
 def is_one(factor: float | None) -> bool:
@@ -219,46 +229,50 @@ def by_purpose(patches: list[Patch]) -> dict[str, list[Patch]]:
 
 
 def variants_table(variants: list[Variant]) -> Table:
-    """Returns what variants gained; on a GPU only where one of them has a figure of one."""
+    """Returns what variants gained, on each machine that has a figure of one of them: the memory
+    on the GPU, or on CPUs where no GPU has a figure."""
+    shown = [
+        machine
+        for machine in (GPU, *CPUS)
+        if any(variant.has_figures_of(machine) for variant in variants)
+    ]
     columns = [text_col("variant", "link")]
-    if any(variant.on_gpu for variant in variants):
-        columns.append(Column(f"speed, {GPU.name}", speed_on_gpu))
-    columns += [Column("speed, CPU", speed_on_cpu), Column("memory", memory_on_either)]
+    for machine in shown:
+        columns.append(Column(f"{machine.name}: × speed", partial(speed_cell, machine)))
+        if machine == GPU or GPU not in shown:
+            columns.append(Column(f"{machine.name}: × memory", partial(memory_cell, machine)))
     return Table(columns, variants)
 
 
-def speed_on_gpu(variant: Variant) -> str:
-    return speed_text(variant.on_gpu) or MISSING
-
-
-def speed_on_cpu(variant: Variant) -> str:
-    """Writes times the speed, or why it isn't there."""
-    if variant.is_unclear and not variant.on_cpu:
+def speed_cell(machine: Shown, variant: Variant) -> str:
+    """Writes times the speed on a machine, or why it isn't there."""
+    gain = variant.on(machine)
+    if not gain and machine.folder in variant.unclear_on:
         return "unclear"
-    return speed_text(variant.on_cpu) or MISSING
+    return speed_text(gain) or MISSING
 
 
-def memory_on_either(variant: Variant) -> str:
-    return memory_text(variant.on_gpu or variant.on_cpu) or MISSING
+def memory_cell(machine: Shown, variant: Variant) -> str:
+    return memory_text(variant.on(machine)) or MISSING
 
 
-def measured_on_gpu() -> str:
-    """Returns what was measured of variants on the GPU: a table of those with a use, the most
-    useful first, and a sentence on the others."""
+def variant_choice() -> str:
+    """Returns a table of the variants to choose from, the most useful first, and a sentence on
+    those that are of no use."""
     everything = [one for variants in variants_by_script().values() for one in variants]
-    measured = {variant.label: variant for variant in everything if is_measured(variant.on_gpu)}
+    known = {variant.label: variant for variant in everything}
     table = Table(
         [
+            Column("you want", lambda variant: USES[variant.label], True),
             text_col("variant", "link"),
-            Column("use it for", lambda variant: USES[variant.label], True),
-            value_col("× speed", "on_gpu", speed_text),
-            value_col("95%", "on_gpu", interval_cell),
-            value_col("× memory", "on_gpu", memory_text),
+            Column(f"{GPU.name}: × speed", partial(speed_cell, GPU)),
+            Column("95%", interval_cell),
+            Column(f"{GPU.name}: × memory", partial(memory_cell, GPU)),
         ],
-        [measured[label] for label in USES],
+        [known.get(label) or Variant(label, label, []) for label in USES],
     )
     others = [
-        f"`{label}` ({speed_text(measured[label].on_gpu)}: {reason})"
+        f"`{label}` ({speed_text(known[label].on(GPU))}: {reason})"
         for label, reason in USELESS.items()
     ]
     return f"{markdown(table)}\n**Of no use** at this model's size: {', '.join(others)}.\n"
@@ -268,10 +282,13 @@ def is_measured(gain: Gain | None) -> bool:
     return gain is not None and gain.source != "predicted"
 
 
-def interval_cell(gain: Gain) -> str:
-    """Writes the interval, or on how little a factor rests."""
-    if gain.source == "step":
-        return "two turns"
+def interval_cell(variant: Variant) -> str:
+    """Writes the interval of what a variant gained on GPU, or on how little the factor rests."""
+    gain = variant.on(GPU)
+    if not gain:
+        return MISSING
+    if gain.source in RESTS_ON:
+        return RESTS_ON[gain.source]
     return spread(gain.interval, ".2f") or "one run"
 
 
@@ -286,7 +303,7 @@ def variants_by_script() -> dict[str, list[Variant]]:
     variants: dict[str, list[Variant]] = {}
     unclear = unclear_variants()
     for key in sorted(gains):
-        variant = Variant(*key, gains[key], is_unclear=key in unclear)
+        variant = Variant(*key, gains[key], unclear.get(key, frozenset()))
         variants.setdefault(variant.script, []).append(variant)
     return variants
 

@@ -8,8 +8,7 @@ last line prints what PyTorch allocated and reserved at most.
 - gollem: https://github.com/Jjschwartz/gollem at 26babd6, gollem/models/gpt2/model.py and
   gollem/train/core.py
 - gb10: https://github.com/manavsehgal/ai-field-notes at f68990d,
-  articles/nemo-framework-on-spark/evidence/vanilla_train.py; it isn't audited yet, and measured
-  11.28 GiB allocated and 12.98 reserved
+  articles/nemo-framework-on-spark/evidence/vanilla_train.py
 """
 
 import argparse
