@@ -55,8 +55,10 @@ lint: $(TESTS)
 
 .venv: .venv/complete
 
-# Where there is an NVIDIA GPU, the PyTorch for it takes the place of the other.
-PINNED := $(if $(shell command -v nvidia-smi),sed '/^torch==/d; s/^\#gpu //',cat)
+# Where there is an NVIDIA GPU, the PyTorch for it takes the place of the other; with GPU=1 also on a
+# cluster's login node, which has none.
+GPU := $(shell command -v nvidia-smi)
+PINNED := $(if $(GPU),sed '/^torch==/d; s/^\#gpu //',cat)
 
 # The last step marks it complete, so that an interrupted installation isn't taken for one.
 .venv/complete: requirements.txt

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Slurm, from the folder of this repository, on a file system that all nodes share; on a node with a
-# network first: make .venv && .venv/bin/python data/prepare.py
+# network first: make .venv GPU=1 && .venv/bin/python data/prepare.py
 #
 #   sbatch cluster/slurm.sh    measures on one node what `make report` does; STUDIES=stages,ladder in
 #                              the environment: these alone; submitted again, it goes on
@@ -22,7 +22,7 @@ if [ ! -e measure.py ]; then
     echo "error: $PWD isn't the folder of measure.py: submit it from there" >&2
     exit 1
 elif ! command -v "$python" > /dev/null; then
-    echo "error: there is no $python: run make .venv, or submit it with PYTHON=..." >&2
+    echo "error: there is no $python: run make .venv GPU=1, or submit it with PYTHON=..." >&2
     exit 1
 fi
 
@@ -33,7 +33,8 @@ if [ $# -eq 0 ]; then
         --studies "$STUDIES"
 fi
 
-export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 TORCH_ELASTIC_SHUTDOWN_TIMEOUT=75
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=75  # from PyTorch 2.13 on; before, it is 30
 restarts=0  # a script that doesn't resume would begin anew
 for option in "$@"; do
     case $option in --resume | --resume=*) restarts=3 ;; esac

@@ -323,13 +323,17 @@ def test_the_type_is_part_of_a_machine():
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="needs make")
-@pytest.mark.parametrize(("gpu", "version"), [(True, "2.11.0"), (False, "2.13.0")])
-def test_the_pytorch_that_make_installs(tmp_path, gpu, version):
-    """That of the figures: where there is an NVIDIA GPU another one, and nothing else differs."""
+@pytest.mark.parametrize(
+    ("gpu", "words", "version"),
+    [(True, [], "2.11.0"), (False, [], "2.13.0"), (False, ["GPU=1"], "2.11.0")],
+)
+def test_the_pytorch_that_make_installs(tmp_path, gpu, words, version):
+    """That of the figures: where there is an NVIDIA GPU another one, and nothing else differs. A
+    login node without a GPU installs it with GPU=1."""
     smi = tmp_path / "nvidia-smi"
     smi.touch(mode=0o755 if gpu else 0o644)
     environment = dict(os.environ, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    command = ["make", "-n", "-W", "requirements.txt", ".venv/complete"]
+    command = ["make", "-n", "-W", "requirements.txt", ".venv/complete", *words]
     plan = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )

@@ -980,6 +980,25 @@ def test_the_h100s_typed_range_is_that_of_the_logs():
     assert says in unwrapped("docs/results.md")
 
 
+def test_the_epycs_typed_gains_over_nanogpt_are_those_of_the_logs():
+    """Of 01, by dropout, batch, and huge pages; all are significant."""
+    folder = REFERENCE / "amd-epyc-2-cores"
+    gains = {}
+    for rows in newest_in(folder, "peers"):
+        for row in rows:
+            if row.run.stage == "01":
+                speedup = row.speedup()
+                low, high = speedup.interval
+                name = f"{rows.measured.kind} {row.run.variables['THP_MEM_ALLOC_ENABLE']}"
+                assert speedup.significance == "faster"
+                gains[name] = f"**{speedup.factor:.2f}** ({low:.2f}–{high:.2f})"
+    text = (folder / "README.md").read_text(encoding="utf-8").partition("## nanoGPT")[2]
+    kinds = ("dropout-0", "dropout-0.1", "largest-dropout-0")
+    typed = rows_of_text(text[: text.index("\n- ")])
+    for kind, (_, _, huge, small) in zip(kinds, typed, strict=True):
+        assert (huge, small) == (gains[f"{kind} 1"], gains.get(f"{kind} 0", "not measured"))
+
+
 def test_totals_are_of_every_measurement_of_one_model(tmp_path):
     text = (REFERENCE / "amd-epyc-2-cores" / "stages.jsonl").read_text(encoding="utf-8")
     model = '"model": "cpu-demo"'
@@ -1008,6 +1027,44 @@ def test_the_typed_times_to_a_loss_are_those_of_the_table():
     factor, interval = modern[5].replace("*", "").strip(")").split(" (")
     assert f"Muon took {muon[4]} and the modern model with Muon {modern[4]} seconds, " in page
     assert f"seconds, {factor} as fast ({interval})" in page
+
+
+@pytest.mark.parametrize("machine", [XEON, "amd-epyc-2-cores"])
+def test_a_cpus_typed_gains_to_two_losses_are_those_of_the_logs(machine):
+    """Of 01 at default settings, and of three tuned scripts."""
+    folder = REFERENCE / machine
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    typed = rows_of_text(text[text.index("| loss | `01`, default settings") :].partition("\n\n")[0])
+    (rows,) = (rows for rows in newest_in(folder, "time-to-loss") if not rows.measured.kind)
+    default = next(row for row in rows if row.run.stage == "01" and not row.run.options)
+    tuned = to_loss.tuned_rows("", folder)[1:4]
+    cells = to_loss.TimeCells
+    for cell, target in zip(typed, rows.measured.plan.targets.values(), strict=True):
+        assert cell[0] == f"{target:.2f}"
+        own = cells(target).factor(default)
+        assert cell[1] == "not reached" if own.startswith("<") else cell[1].startswith(own)
+        assert cell[2:] == [cells(target).factor(row) for row in tuned]
+
+
+def test_the_h200s_typed_tokens_are_those_of_the_logs():
+    """Of each script over 00, to the loss of one epoch."""
+    base, *rows = to_loss.tuned_rows("epoch", REFERENCE / "nvidia-h200")
+    (target,) = base.plan.targets.values()
+    ratios = [f"{row.tokens_to(target) / base.tokens_to(target):.2f}" for row in rows]
+    page = unwrapped("results/reference/nvidia-h200/README.md")
+    says = "`01` needs {} times those of `00`, Muon {}, and the modern model {}."
+    assert says.format(*ratios) in page
+    for text in (page, unwrapped("docs/time-to-loss.md")):
+        assert f"{ratios[0]} times as many" in text
+
+
+def test_the_h100s_typed_runs_of_technique_9_are_those_of_the_log():
+    """All six, the slow one in bold."""
+    rows = rows_in(REFERENCE / "nvidia-h100", "ladder")
+    (row,) = (row for row in rows if row.run.number == 9)
+    slow = min(row.speeds)
+    typed = ", ".join(f"**{s:,.0f}**" if s == slow else f"{s:,.0f}" for s in row.speeds)
+    assert f"> {typed} " in unwrapped("results/reference/nvidia-h100/README.md")
 
 
 @pytest.mark.parametrize(("machine", "column"), [("nvidia-h200", 2), (XEON, 3)])
@@ -1039,10 +1096,12 @@ def test_the_h200s_typed_second_starts_are_those_of_the_logs():
     base, *rows = to_loss.tuned_rows("epoch", folder)
     goal = Goal(rows[0].plan.targets[EPOCH_LOSS], with_first_step=True)
     searched = [row for kind in newest_in(folder, "search") for row in kind]
-    for row, (_, first, again, to_the_loss, factors) in zip(rows, typed, strict=True):
-        runs = [other.record for other in searched if other.run.name == row.run.name]
-        runs.sort(key=lambda record: record.start["time"])
-        cold, *warm = [record.first_step_seconds for record in runs]
+    for row, (_, first, again, to_the_loss, factors, reached) in zip(rows, typed, strict=True):
+        starts = [other for other in searched if other.run.name == row.run.name]
+        starts.sort(key=lambda other: other.record.start["time"])
+        cold, *warm = [other.record.first_step_seconds for other in starts]
+        times = [other.seconds_to(*goal) for other in starts[1:]]
+        assert reached == (", ".join(f"{s:.1f}" for s in sorted(filter(None, times))) or "none")
         assert (first, again) == (f"{cold:.1f}", ", ".join(f"{s:.1f}" for s in sorted(warm)))
         trained = row.seconds_to(goal.loss) - row.record.tokens_per_step / row.tok_per_sec
         seconds = [trained + first_step for first_step in warm]

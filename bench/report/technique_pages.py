@@ -9,7 +9,7 @@ from bench.analysis.claims import ALLOCATOR, Claims
 from bench.analysis.folders import has_gpu
 from bench.analysis.gains import Gain, best, technique_gains
 from bench.analysis.rows import Row
-from bench.analysis.totals import optimized_in
+from bench.analysis.totals import optimized_in, totals_in
 from bench.catalogue import effect_on_loss, published, without_effect_on_gpus
 from bench.common import REFERENCE
 from bench.report.notes import SINGLE_RUNS
@@ -90,12 +90,15 @@ def median_speedup(row: Row) -> str:
 
 
 def range_of_sessions(row: Row) -> str:
-    """Returns the range of a machine's speedups, and of how many sessions; of single runs, that
-    they are."""
-    speedups = speedups_of_machine(row)
+    """Returns the range of a machine's speedups, and of how many sessions; first that of those
+    which ran both scripts, where others are unverified. Of single runs it says that they are."""
+    speedups, of_both = speedups_of_machine(row), totals_in(row.measured.folder)
     if len(speedups) == row.rounds == 1:
         return SINGLE_RUNS
-    return f"{range_text(speedups, '.1f')} ({len(speedups)})"
+    text = f"{range_text(speedups, '.1f')} ({len(speedups)})"
+    if len(of_both) == len(speedups):
+        return text
+    return f"{range_text(of_both, '.1f')} ({len(of_both)}); {text} with unverified ones"
 
 
 # ---- Techniques --------------------------------------------------------------------------------
