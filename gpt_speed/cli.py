@@ -275,7 +275,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
 def main(words: list[str] | None = None) -> int:
     """Runs the command that `words` name, or else this process's command line; returns its exit
     code: see docs/audit.md."""
-    return exit_code_of(partial(run_command, words))
+    return exit_code_of(partial(run_command, words), OSError)
 
 
 def run_command(words: list[str] | None) -> int:

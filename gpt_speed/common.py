@@ -31,6 +31,8 @@ def exit_code_of(program: Callable[[], int], *errors: type[Exception]) -> int:
         return drop_output()
     except in_one_line as error:
         print(f"error: {error}", file=sys.stderr)
+        if isinstance(error, OSError):  # such as a full disk, to which Python would write again
+            drop_output()
         return getattr(error, "code", 1)
 
 

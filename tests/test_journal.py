@@ -5,11 +5,12 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, environment
+from conftest import ROOT, environment, write_tokens
 from made_up import (
     CPU,
     MACHINE,
@@ -23,6 +24,7 @@ from made_up import (
 from bench.analysis.training import Training
 from bench.measure.journal import append, newest, read_journal
 from bench.measure.lock import locked, measuring
+from bench.measure.measurement import data_of
 from bench.measure.plan import Growth
 from bench.measure.records import (
     COMPLETE,
@@ -390,3 +392,13 @@ def test_what_a_killed_measurement_has_left_is_seen(tmp_path, monkeypatch):
         sleep.wait()
     with measuring(tmp_path):
         pass
+
+
+def test_tokens_that_took_the_place_of_those_in_meta_json(tmp_path):
+    data = write_tokens(tmp_path / "data")
+    assert data_of(data) == data_of(shutil.copytree(data, tmp_path / "copy"))
+    train = data / "train.bin"
+    train.write_bytes(bytes(train.stat().st_size))
+    with pytest.raises(UserError, match="train.bin isn't what meta.json says"):
+        data_of(data)
+    assert data_of(tmp_path / "none") is None

@@ -281,9 +281,9 @@ def test_times_to_two_targets(tmp_path):
     assert {"not reached", f"{line['seconds']} s, {line['× to the loss']}×"} <= {*shown(figure)}
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
         "00",
-        "00, batch 2, rate 0.002",
+        "00, batch 2, learning rate 0.002",
         "01",
-        "01, batch 4, rate 0.004",
+        "01, batch 4, learning rate 0.004",
     ]  # the slowest first
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bench.catalogue import Run
 from bench.common import relative, sha256
+from bench.corpus import tokens_in
 from bench.machine import Machine, machine_difference, trained_in
 from bench.measure.plan import Job, Plan, Setup
 from bench.measure.records import Outcome, Result
@@ -184,8 +185,13 @@ def how_it_runs(run: Run) -> tuple:
 
 
 def data_of(folder: Path) -> str | None:
-    """Returns the SHA-256 of the tokens' meta.json; None where there are none."""
-    meta = folder / "meta.json"
-    if not meta.exists():
+    """Returns the SHA-256 of the tokens' meta.json, which has theirs; None where there are none.
+    Raises UserError where it isn't theirs."""
+    data = tokens_in(folder)
+    if data is None:
         return None
-    return sha256(meta.read_bytes())
+    for part, digest in data.get("sha256", {}).items():
+        file = folder / f"{part}.bin"
+        if not file.exists() or sha256(file.read_bytes()) != digest:
+            raise UserError(f"{relative(file)} isn't what meta.json says: run data/prepare.py")
+    return sha256((folder / "meta.json").read_bytes())
