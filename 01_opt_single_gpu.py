@@ -785,7 +785,8 @@ def main() -> int:
         if run.file is not None:  # else it failed before run.start()
             run.end(status, message)
     except OSError as error:  # such as a full disk
-        print(f"error: {error}", file=sys.stderr)
+        if not code:  # else an error is printed already
+            print(f"error: {error}", file=sys.stderr)
         code = 1
     return code
 

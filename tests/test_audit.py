@@ -470,7 +470,7 @@ def test_what_the_compiler_is_told_not_to_do(tmp_path, monkeypatch):
     _, watched = timed_and_watched([str(TOYS), "compiled_model"], 2)
     assert {"08-torch-compile", "13-loss-in-graph"} <= with_state(watched | MACHINE, LACKS)
     text = render.screen(report_of(watched | MACHINE, tmp_path))
-    assert "| 8, 13 | torch.compile, compiled loss | missing | 100% |" in text
+    assert re.search(r"\| 8, 13 \| torch.compile, compiled loss \| missing \| \d+% \|", text)
 
 
 def test_updates_before_the_training(forked_children):
