@@ -5,6 +5,7 @@ import math
 import os
 import random
 import shutil
+import re
 import subprocess
 import sys
 import warnings

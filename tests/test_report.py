@@ -321,7 +321,7 @@ def test_a_curve_is_of_the_script_that_its_label_names(h200_times):
     for label, seconds in {
         "00": "14.5",
         "01, training alone": "1.9",
-        "01, warm start (computed)": "10.9",
+        "01, warm start": "10.9",
         "01, cold start": "27.0",
     }.items():
         losses = [point.val_loss for point in by_script[label[:2]].trainings[0].points]

@@ -276,7 +276,7 @@ def loss_over_seconds(palette: Palette = LIGHT):
     curves = [
         Curves("00", baseline, COLOURS["00"], "-", None),
         Curves("01, training alone", optimized, palette.gain, ":", 0.0),
-        Curves("01, warm start (computed)", optimized, palette.gain, "--", warm),
+        Curves("01, warm start", optimized, palette.gain, "--", warm),
         Curves("01, cold start", optimized, palette.gain, "-", None),
     ]
     of_00 = replace(curves[0], compiling=0.0)  # training alone, as 01's
@@ -285,7 +285,7 @@ def loss_over_seconds(palette: Palette = LIGHT):
     )
     title = (
         f"01 trains to a loss of {target:.2f} in {trained} s, 00 in {trained_00} s.\n"
-        f"But 01 compiles first: {after_cold} s with a cold cache, about {after_warm} s with a"
+        f"But 01 compiles first: {after_cold} s with a cold cache, {after_warm} s, computed, with a"
         " warm one"
     )
     with load_pyplot().rc_context():
