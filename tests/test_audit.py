@@ -4,8 +4,8 @@ import json
 import math
 import os
 import random
-import shutil
 import re
+import shutil
 import subprocess
 import sys
 import warnings
