@@ -1,5 +1,6 @@
 """`Measurement`: a plan, and what has been measured of it so far."""
 
+import hashlib
 from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -184,6 +185,12 @@ def how_it_runs(run: Run) -> tuple:
     return run.options, run.variables, run.processes, run.torchrun, run.facts
 
 
+def digest_of(file: Path) -> str:
+    """Returns a file's SHA-256; it may be larger than memory."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
 def data_of(folder: Path) -> str | None:
     """Returns the SHA-256 of the tokens' meta.json, which has theirs; None where there are none.
     Raises UserError where it isn't theirs."""
@@ -192,6 +199,6 @@ def data_of(folder: Path) -> str | None:
         return None
     for part, digest in data.get("sha256", {}).items():
         file = folder / f"{part}.bin"
-        if not file.exists() or sha256(file.read_bytes()) != digest:
+        if not file.exists() or digest_of(file) != digest:
             raise UserError(f"{relative(file)} isn't what meta.json says: run data/prepare.py")
     return sha256((folder / "meta.json").read_bytes())

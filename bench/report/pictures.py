@@ -45,18 +45,16 @@ class Palette:
     gain: str
     before: str
     memory: str
-    line: str  # and what is written at it
     style: dict[str, str]  # of the rest, as matplotlib names it
 
 
-LIGHT = Palette(FASTER, BEFORE, MEMORY, "#A8410A", {"grid.color": "0.9"})
+LIGHT = Palette(FASTER, BEFORE, MEMORY, {"grid.color": "0.9"})
 # For pages with GitHub's dark background.
 PAPER, INK = "#0D1117", "#E6EDF3"
 DARK = Palette(
     "#58A6E0",
     "#263442",
     "#6E7C88",
-    "#F2B84B",
     {
         "grid.color": "#2A313A",
         **dict.fromkeys(("figure.facecolor", "axes.facecolor"), PAPER),
